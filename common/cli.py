@@ -1,0 +1,140 @@
+"""The command line: flags from a dataclass, and refusals that are one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+os.environ.setdefault("PYTHON_TYRO_UTF8_BOXES", "False")  # tyro reads it when imported: plain ASCII help
+import tyro  # noqa: E402
+
+flag = tyro.conf.arg
+
+# The flags that do not shape training: a checkpoint does not hold them, and a resumed run may change them.
+NOT_TRAINING = ("out", "resume", "eval_only", "eval_episodes", "eval_max_steps", "checkpoint_every", "rerun", "watch")
+
+
+class Refusal(ValueError):
+    """What was asked for cannot be done. The message is one sentence that names the flag and what would work."""
+
+
+class NonFinite(FloatingPointError):
+    """A number that training depends on is no longer finite."""
+
+
+def refuse_unless(condition: bool, sentence: str) -> None:
+    """Raise Refusal(sentence) unless `condition` holds."""
+    if not condition:
+        raise Refusal(sentence)
+
+
+def training_args(args: Any) -> dict[str, Any]:
+    """The flags that shape training, by field name."""
+    return {k: v for k, v in dataclasses.asdict(args).items() if k not in NOT_TRAINING}
+
+
+def flag_name(field: str) -> str:
+    """The flag of a field: "gae_lambda" -> "--gae-lambda", "break_" -> "--break"."""
+    return "--" + field.rstrip("_").replace("_", "-")
+
+
+def command(script: str, args: Any, **changes: Any) -> str:
+    """The command line that gives `args` with `changes`: the seed, and every training flag off its default."""
+    defaults = training_args(type(args)())
+    words = ["python", f"{script}.py", "--seed", str(args.seed)]
+    for name, value in {**training_args(args), **changes}.items():
+        if name == "seed" or value == defaults[name]:
+            continue
+        if isinstance(value, bool):
+            words.append(flag_name(name) if value else flag_name(name).replace("--", "--no-", 1))
+        else:
+            words += [flag_name(name), str(value)]
+    return shlex.join(words)
+
+
+def check_ranges(args: Any) -> None:
+    """Refuse a flag outside its range. What depends on more than one flag is each script's own to check."""
+    for names, fits, wanted in (
+        (("num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_dim", "eval_max_steps",
+          "checkpoint_every"), lambda x: x >= 1, "1 or more"),
+        (("seed", "learning_rate", "ent_coef", "vf_coef", "max_grad_norm", "eval_episodes"),
+         lambda x: 0 <= x < float("inf"), "0 or more"),
+        (("gamma", "gae_lambda"), lambda x: 0 <= x <= 1, "between 0 and 1"),
+        (("clip_coef", "target_kl"), lambda x: x is None or 0 < x < float("inf"), "above 0"),
+        (("log_std_init",), lambda x: abs(x) < float("inf"), "a finite number"),
+    ):  # fmt: skip
+        for name in names:
+            value = getattr(args, name, None)
+            if hasattr(args, name) and not fits(value):
+                raise Refusal(f"{flag_name(name)} {value} cannot be: it takes {wanted}")
+    try:
+        torch.zeros(1, device=args.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise Refusal(f"--device {args.device} cannot be used here ({reason}); --device cpu works anywhere") from None
+
+
+def load_checkpoint(folder: str | Path, script: str, flag: str) -> dict[str, Any]:
+    """The checkpoint in a run folder. Raises Refusal where there is none, or it is another script's."""
+    path = Path(folder) / "checkpoint.pt"
+    refuse_unless(path.is_file(), f"{flag} {folder} has no checkpoint.pt: give it the folder of a run")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        owner = checkpoint["script"]
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0]
+        raise Refusal(f"{flag} {folder}: its checkpoint.pt cannot be read ({reason})") from None
+    refuse_unless(owner == script, f"{flag} {folder} is a run of {owner}.py: use that script, not {script}.py")
+    return checkpoint
+
+
+def refuse_changes(args: Any, checkpoint: dict[str, Any], flag: str, *free: str) -> None:
+    """Refuse a training flag that differs from the checkpoint's, except the fields named in `free`."""
+    for name, value in training_args(args).items():
+        saved = checkpoint["args"].get(name, value)
+        if name not in free and value != saved:
+            raise Refusal(
+                f"{flag} takes {flag_name(name)} from the saved run, where it is {saved}: "
+                f"leave {flag_name(name)} out, or start a new run"
+            )
+
+
+def saved_args(args_class: type, checkpoint: dict[str, Any], **changes: Any) -> Any:
+    """The Args that a checkpoint was trained with; `changes` on top."""
+    known = {field.name for field in dataclasses.fields(args_class)}
+    return args_class(**{**{k: v for k, v in checkpoint["args"].items() if k in known}, **changes})
+
+
+def parse_args(args_class: type, script: str, doc: str) -> Any:
+    """Read the command line. With --resume or --eval-only, flags that are not given are the saved run's."""
+    args = tyro.cli(args_class, description=doc)
+    for name in ("resume", "eval_only"):
+        folder = getattr(args, name)
+        if folder is not None:
+            saved = saved_args(args_class, load_checkpoint(folder, script, flag_name(name)), **{name: folder})
+            args = tyro.cli(args_class, description=doc, default=saved)
+    return args
+
+
+@contextmanager
+def command_line() -> Iterator[None]:
+    """Around a script's main: a refusal is its sentence on stderr and exit status 2; a run that stopped at a
+    non-finite number, its sentence and 1; Ctrl-C before training has begun, 130."""
+    try:
+        yield
+    except Refusal as refusal:
+        print(refusal, file=sys.stderr)
+        sys.exit(2)
+    except NonFinite as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,73 @@
+"""Running normalisation of observations and of rewards. The statistics are part of the policy: both classes
+have a `state_dict`, and neither changes unless it is told to."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+CLIP = 10.0
+
+
+class RunningNorm(nn.Module):
+    """(x - mean) / std per feature, clipped to +-10; the identity until the first `update`.
+
+    As the first layer of a network its statistics travel in the network's own `state_dict`, and a forward
+    pass, in training or in evaluation, never changes them.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(dim, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(dim, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """float[..., dim] -> float[..., dim] in the dtype of x."""
+        std = (self.var + 1e-8).sqrt()
+        return ((x - self.mean.to(x.dtype)) / std.to(x.dtype)).clamp(-CLIP, CLIP)
+
+    @torch.no_grad()
+    def update(self, x: torch.Tensor) -> None:
+        """Take in a batch float[..., dim]: the mean and variance become those of everything seen so far
+        (Chan, Golub, LeVeque 1979, "Updating formulae and a pairwise algorithm", eq. 2.1)."""
+        x = x.reshape(-1, self.mean.shape[0]).to(torch.float64)
+        n = x.shape[0]
+        total = self.count + n
+        delta = x.mean(0) - self.mean
+        squares = self.var * self.count + x.var(0, unbiased=False) * n + delta**2 * self.count * n / total
+        self.mean.copy_(self.mean + delta * n / total)
+        self.var.copy_(squares / total)
+        self.count.copy_(total)
+
+
+class RewardScaling:
+    """Divide rewards by the spread of the discounted return, clipped to +-10; never centred, since a shift of
+    the reward changes which policy is best wherever episodes differ in length.
+
+    The return runs on from rollout to rollout in each of `num_envs` environments and restarts where an episode
+    ended, at a time limit as at a fall.
+    """
+
+    def __init__(self, num_envs: int, gamma: float) -> None:
+        self.gamma = gamma
+        self.running_return = torch.zeros(num_envs, dtype=torch.float64)
+        self.spread = RunningNorm(1)
+
+    def __call__(self, rewards: torch.Tensor, done: torch.Tensor) -> torch.Tensor:
+        """Take in a rollout, then scale it: float[num_steps, num_envs] and bool of that shape -> float."""
+        returns = []
+        for reward, ended in zip(rewards.to(torch.float64), done, strict=True):
+            self.running_return = self.gamma * self.running_return + reward
+            returns.append(self.running_return)
+            self.running_return = self.running_return * ~ended
+        self.spread.update(torch.stack(returns).reshape(-1, 1))
+        std = (self.spread.var + 1e-8).sqrt().to(rewards.dtype)
+        return (rewards / std).clamp(-CLIP, CLIP)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"running_return": self.running_return, **self.spread.state_dict()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.running_return = state["running_return"]
+        self.spread.load_state_dict({name: state[name] for name in ("mean", "var", "count")})

@@ -1,0 +1,479 @@
+"""PPO for continuous actions: a Gaussian policy, on any Gymnasium environment with a Box action space.
+
+Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) collects a rollout, estimates how much
+better each action was than expected, and takes several epochs of gradient steps on that one rollout. The idea to
+take away: reusing data is safe only while the policy stays close to the one that collected it, and the clipped
+surrogate is what keeps it close, by paying nothing for moving the probability ratio further than 1 +- clip_coef.
+
+    python ppo_continuous.py --seed 0                       # run it: a pole balances after about ten seconds
+    python ppo_continuous.py --seed 0 --no-clip-ratio       # ablate it: without the clip the score collapses
+    python ppo_continuous.py --seed 0 --break               # break it: a time limit taken for a fall; see V@limit
+    python ppo_continuous.py --resume runs/NAME             # go on after Ctrl-C, to the same bytes
+    python ppo_continuous.py --eval-only runs/NAME          # play the saved policy
+    python -m rerun runs/NAME/recording.rrd                 # watch it
+    python -m common.compare runs                           # compare runs
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor, nn
+
+from common.cli import check_ranges, command_line, flag, load_checkpoint, parse_args, refuse_changes, refuse_unless
+from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
+from common.run_log import Run, report_evaluation, require_finite
+from common.seeding import RandomStream, initial_weights, restores_process
+
+SCRIPT = Path(__file__).stem
+
+
+@dataclass
+class Args:
+    seed: int = 0  # every random stream of the run follows from it
+    env_id: str = "CartPoleContinuous-v0"  # a Gymnasium id with a Box action space; module:Env-v0 imports first
+    env_kwargs: str = "{}"  # JSON object for gymnasium.make
+    total_timesteps: int = 150_000  # environment steps; rounded down to whole rollouts
+    num_envs: int = 8  # environments stepped side by side
+    num_steps: int = 128  # steps of each environment in a rollout
+    learning_rate: float = 2e-3  # of Adam
+    anneal_lr: bool = True  # learning rate falls linearly to 0
+    gamma: float = 0.99  # discount
+    gae_lambda: float = 0.95  # GAE's mix of bootstraps; 1.0: no bias, more variance
+    num_minibatches: int = 4  # gradient steps an epoch
+    update_epochs: int = 4  # passes over each rollout
+    norm_adv: bool = True  # advantages to mean 0, std 1 in each minibatch
+    clip_coef: float = 0.2  # how far the ratio may move before the surrogate stops paying
+    clip_ratio: bool = True  # the surrogate clip itself
+    clip_vloss: bool = False  # clip the value's move by clip_coef too
+    ent_coef: float = 0.0  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # global gradient-norm clip; 0: off
+    target_kl: float | None = None  # stop an iteration's epochs once approx_kl passes it
+    hidden_dim: int = 64  # width of both hidden layers
+    orthogonal_init: bool = True  # orthogonal weights
+    shared_trunk: bool = False  # one body for actor and critic
+    log_std_init: float = 0.0  # initial log standard deviation of the action
+    squash: bool = False  # tanh-bounded actions
+    norm_obs: bool = False  # observations to running mean 0, std 1
+    norm_reward: bool = False  # rewards divided by the running spread of the discounted return
+    break_: Annotated[bool, flag(name="break")] = False  # BUG on purpose: a time limit is taken for a fall
+    break_reset: bool = False  # BUG on purpose: a time limit bootstraps from the next episode's first obs
+    device: str = "cpu"  # where the networks live
+    eval_episodes: int = 20  # episodes of the final evaluation; 0: none
+    eval_max_steps: int = 10_000  # an evaluation episode that has not ended by then is stopped
+    checkpoint_every: int = 10  # iterations between checkpoints
+    rerun: bool = True  # write recording.rrd
+    watch: bool = False  # open the Rerun viewer and stream to it while training
+    out: str | None = None  # the run's folder; default: a fresh one under runs/
+    resume: str | None = None  # a run's folder: go on in it
+    eval_only: str | None = None  # a run's folder: only evaluate its checkpoint
+
+
+def layer_init(layer: nn.Linear, gain: float) -> nn.Linear:
+    """Orthogonal weights scaled by `gain` (Saxe et al. 2014, arXiv:1312.6120) and zero biases."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+    """log N(action; mean, exp(log_std)^2), summed over the last axis: (..., action_dim) -> (...)."""
+    z = (action - mean) * torch.exp(-log_std)
+    return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+def gaussian_entropy(log_std: Tensor) -> Tensor:
+    """Differential entropy of the diagonal Gaussian in nats: (action_dim,) -> ()."""
+    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+
+def tanh_log_det(pre_tanh: Tensor, half_range: Tensor) -> Tensor:
+    """log |d action / d u| of action = middle + half_range * tanh(u), summed over the last axis.
+
+    1 - tanh(u)^2 = 4 / (e^u + e^-u)^2, in a form that neither overflows nor reaches log 0 at large |u|.
+    """
+    log_slope = 2 * (math.log(2) - pre_tanh - nn.functional.softplus(-2 * pre_tanh))
+    return (log_slope + half_range.log()).sum(-1)
+
+
+class Agent(nn.Module):
+    """Actor and critic: obs_dim -> hidden -> hidden -> action_dim, and -> 1. The mean of the Gaussian depends on
+    the observation, its standard deviation does not."""
+
+    def __init__(self, env: FlatEnv, args: Args) -> None:
+        super().__init__()
+
+        def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+            layer = nn.Linear(inputs, outputs)
+            return layer_init(layer, gain) if args.orthogonal_init else layer
+
+        def body() -> list[nn.Module]:
+            first = linear(env.obs_dim, args.hidden_dim, math.sqrt(2))
+            second = linear(args.hidden_dim, args.hidden_dim, math.sqrt(2))
+            return [self.obs_norm, first, nn.Tanh(), second, nn.Tanh()]
+
+        self.obs_norm = RunningNorm(env.obs_dim) if args.norm_obs else nn.Identity()
+        actor_body = body()
+        critic_body = actor_body if args.shared_trunk else body()
+        # A small gain makes the first policy nearly the same in every state: exploration starts unbiased.
+        self.actor = nn.Sequential(*actor_body, linear(args.hidden_dim, env.action_dim, 0.01))
+        self.critic = nn.Sequential(*critic_body, linear(args.hidden_dim, 1, 1.0), nn.Flatten(-2))
+        self.log_std = nn.Parameter(torch.full((env.action_dim,), args.log_std_init))
+        self.squash = args.squash
+        for name, bound in (("low", env.action_space.low), ("high", env.action_space.high)):
+            bound = torch.as_tensor(bound.reshape(-1), dtype=torch.float32)
+            self.register_buffer(name, bound, persistent=False)
+
+    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
+        """The action for each row, before it is clipped or squashed: mean + std * noise."""
+        return self.actor(obs) + self.log_std.exp() * noise
+
+    def best(self, obs: Tensor) -> Tensor:
+        """The action an evaluation takes: the mean."""
+        return self.actor(obs)
+
+    def env_action(self, action: Tensor) -> np.ndarray:
+        """What the environment is given: clipped to its bounds, or with `squash` mapped onto them."""
+        if self.squash:
+            action = self.low + (self.high - self.low) * (torch.tanh(action) + 1) / 2
+        return action.clamp(self.low, self.high).cpu().numpy()
+
+    def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of sampled actions (...,) and the entropy () of the Gaussian.
+
+        Clipping is the environment's affair: the density is that of what was sampled. With `squash` it is that
+        of the environment's action, and the entropy stays the Gaussian's own, which has no closed form after tanh.
+        """
+        log_prob = gaussian_log_prob(self.actor(obs), self.log_std, action)
+        if self.squash:
+            log_prob = log_prob - tanh_log_det(action, (self.high - self.low) / 2)
+        return log_prob, gaussian_entropy(self.log_std)
+
+
+class Rollout(NamedTuple):
+    """What happened, T = num_steps in N = num_envs environments. `next_obs` is what the step returned, before
+    any reset; `obs[t + 1]` is where the environment then stood: the same, or an episode's first observation."""
+
+    obs: Tensor  # float32[T + 1, N, obs_dim]
+    next_obs: Tensor  # float32[T, N, obs_dim]
+    action: Tensor  # float32[T, N, action_dim]
+    reward: Tensor  # float32[T, N]
+    terminated: Tensor  # bool[T, N]: the task is over, as in a fall
+    truncated: Tensor  # bool[T, N]: the clock ran out, and the task would have gone on
+
+
+class Batch(NamedTuple):
+    """A rollout flattened to T * N rows, with what the update needs to know of the policy that collected it."""
+
+    obs: Tensor
+    action: Tensor
+    log_prob: Tensor
+    value: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+
+def collect_rollout(
+    agent: Agent, envs: list[FlatEnv], rollout: Rollout, noise: Tensor
+) -> list[tuple[float, int]]:
+    """Fill `rollout` (on the CPU) with one step of every environment for every row of noise [T, N, ...].
+
+    Returns (episodic_return, episodic_length) of each episode that ended. Returns are the environment's own.
+    """
+    obs, next_obs, _, reward, terminated, truncated = (x.numpy() for x in rollout)
+    finished = []
+    obs[0] = [env.obs for env in envs]
+    for t in range(len(noise)):
+        with torch.no_grad():
+            action = agent.sample(rollout.obs[t].to(noise.device), noise[t])
+        rollout.action[t] = action
+        for i, (env, env_action) in enumerate(zip(envs, agent.env_action(action), strict=True)):
+            step_obs, reward[t, i], terminated[t, i], truncated[t, i], _ = env.step(env_action)
+            next_obs[t, i] = obs[t + 1, i] = step_obs
+            if terminated[t, i] or truncated[t, i]:
+                finished.append((env.episodic_return, env.episodic_length))
+                obs[t + 1, i], _ = env.reset()
+    return finished
+
+
+def compute_gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 11 and 16) -> (advantages, returns).
+
+    Everything is (num_steps, num_envs), flags bool, in the dtype of `rewards`. `next_values` is the value of each
+    step's own next observation, before any reset. A fall has no future, so nothing is bootstrapped from it; a time
+    limit cuts the estimate short but not the future, so V(next_obs) stands for what would have come.
+    """
+    deltas = rewards + gamma * next_values * ~terminated - values
+    carry = gamma * gae_lambda * ~(terminated | truncated)
+    advantages = torch.empty_like(deltas)
+    advantage = torch.zeros_like(deltas[0])
+    for t in reversed(range(len(deltas))):
+        advantages[t] = advantage = deltas[t] + carry[t] * advantage
+    return advantages, advantages + values
+
+
+def ppo_loss(
+    log_prob: Tensor,
+    entropy: Tensor,
+    value: Tensor,
+    old_log_prob: Tensor,
+    old_value: Tensor,
+    advantages: Tensor,
+    returns: Tensor,
+    args: Args,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of one minibatch (arXiv:1707.06347, eq. 7 and 9) and its diagnostics, all (rows,) -> ().
+
+    The clip takes the smaller of two surrogates, so it binds only where moving further would *gain*: above
+    1 + clip_coef when the advantage is positive, below 1 - clip_coef when it is negative.
+    """
+    if args.norm_adv:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    log_ratio = log_prob - old_log_prob
+    ratio = log_ratio.exp()
+    surrogate = ratio * advantages
+    if args.clip_ratio:
+        clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+        surrogate = torch.min(surrogate, clipped_ratio * advantages)
+    squared_error = (value - returns) ** 2
+    if args.clip_vloss:
+        clipped_value = old_value + (value - old_value).clamp(-args.clip_coef, args.clip_coef)
+        squared_error = torch.max(squared_error, (clipped_value - returns) ** 2)
+    policy_loss, value_loss, entropy = -surrogate.mean(), 0.5 * squared_error.mean(), entropy.mean()
+    loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+    with torch.no_grad():
+        approx_kl = (ratio - 1 - log_ratio).mean()  # never negative, low variance: joschu.net/blog/kl-approx.html
+        clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
+    return loss, {
+        "loss": loss.detach(),
+        "policy_loss": policy_loss.detach(),
+        "value_loss": value_loss.detach(),
+        "entropy": entropy.detach(),
+        "approx_kl": approx_kl,
+        "clipfrac": clipfrac,
+    }
+
+
+def flatten_parameters(agent: Agent) -> nn.Parameter:
+    """Lay all parameters, and their gradients, end to end in one vector that each of them is then a view of.
+
+    Clearing and clipping the gradient and Adam's step are then one call each, not one for each of a dozen
+    tensors, which is most of what a gradient step on a network this small costs.
+    """
+    parameters = list(agent.parameters())
+    flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
+    flat.grad = torch.zeros_like(flat)
+    start = 0
+    for p in parameters:
+        here = slice(start, start + p.numel())
+        p.data, p.grad = flat.data[here].view_as(p), flat.grad[here].view_as(p)
+        start += p.numel()
+    return flat
+
+
+def update(
+    agent: Agent,
+    parameters: nn.Parameter,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    order: RandomStream,
+    args: Args,
+) -> dict[str, float]:
+    """`update_epochs` passes over the batch in shuffled minibatches. Returns the diagnostics, each the mean over
+    the last epoch's minibatches, taken before their gradient steps."""
+    for _ in range(args.update_epochs):
+        permutation = order.permutation(len(batch.returns)).to(batch.returns.device)
+        shuffled = (x[permutation].chunk(args.num_minibatches) for x in batch)
+        epoch = []
+        for minibatch in map(Batch._make, zip(*shuffled, strict=True)):
+            log_prob, entropy = agent.log_prob_entropy(minibatch.obs, minibatch.action)
+            loss, diagnostics = ppo_loss(log_prob, entropy, agent.critic(minibatch.obs), *minibatch[2:], args)
+            parameters.grad.zero_()
+            loss.backward()
+            if args.max_grad_norm > 0:
+                parameters.grad *= (args.max_grad_norm / (parameters.grad.norm() + 1e-6)).clamp(max=1)
+            optimizer.step()
+            epoch.append(torch.stack(list(diagnostics.values())))
+        means = dict(zip(diagnostics, torch.stack(epoch).mean(0).tolist(), strict=True))
+        if args.target_kl is not None and means["approx_kl"] > args.target_kl:
+            break
+    return means
+
+
+def check_args(args: Args, env: FlatEnv) -> None:
+    """Raise Refusal, before anything has started, for settings that cannot work."""
+    check_ranges(args)
+    batch_size, space = args.num_envs * args.num_steps, env.action_space
+    rows = batch_size // args.num_minibatches
+    kind = f"--env-id {args.env_id} has a {type(space).__name__} action space, and {SCRIPT}.py needs a Box"
+    refuse_unless(isinstance(space, Box), f"{kind}: ppo_discrete.py is for Discrete ones")
+    refuse_unless(
+        batch_size % args.num_minibatches == 0,
+        f"--num-minibatches {args.num_minibatches} does not divide the rollout of {args.num_envs} x "
+        f"{args.num_steps} = {batch_size} rows: give {math.gcd(batch_size, args.num_minibatches)}, which does",
+    )
+    refuse_unless(
+        rows > 1 or not args.norm_adv,
+        f"--num-minibatches {args.num_minibatches} leaves minibatches of one row, which have no spread to "
+        f"normalise advantages by: give at most {batch_size // 2}, or --no-norm-adv",
+    )
+    refuse_unless(
+        args.total_timesteps >= batch_size,
+        f"--total-timesteps {args.total_timesteps} is less than one rollout: give {batch_size} or more",
+    )
+    refuse_unless(not (args.break_ and args.break_reset), "--break and --break-reset exclude each other: give one")
+    bounded = bool(np.isfinite([space.low, space.high]).all())
+    refuse_unless(
+        bounded or not args.squash, f"--squash needs finite action bounds; {args.env_id} has none: leave it out"
+    )
+
+
+@restores_process
+def train(args: Args) -> Agent:
+    """Train from args.seed, or go on where args.resume stopped; returns the agent. Raises Refusal (a ValueError)
+    for settings that cannot work, NonFinite when a loss or observation stops being a number."""
+    torch.set_num_threads(1)  # on networks this small more threads only wait for each other; and bytes stay the same
+    envs = [make_env(args.env_id, args.env_kwargs, args.seed, i) for i in range(max(1, args.num_envs))]
+    check_args(args, envs[0])
+    with initial_weights(args.seed):
+        agent = Agent(envs[0], args).to(args.device)
+    parameters = flatten_parameters(agent)
+    optimizer = torch.optim.Adam([parameters], lr=args.learning_rate, eps=1e-5, fused=True)
+    reward_scaling = RewardScaling(args.num_envs, args.gamma)
+    action_noise, minibatch_order = RandomStream(args.seed, "action"), RandomStream(args.seed, "minibatch")
+    for env in envs:
+        env.reset()
+
+    steps, num_envs = args.num_steps, args.num_envs
+    batch_size = steps * num_envs
+    num_iterations = args.total_timesteps // batch_size
+    rollout = Rollout(
+        obs=torch.zeros(steps + 1, num_envs, envs[0].obs_dim),
+        next_obs=torch.zeros(steps, num_envs, envs[0].obs_dim),
+        action=torch.zeros(steps, num_envs, envs[0].action_dim),
+        reward=torch.zeros(steps, num_envs),
+        terminated=torch.zeros(steps, num_envs, dtype=torch.bool),
+        truncated=torch.zeros(steps, num_envs, dtype=torch.bool),
+    )
+
+    # All that a resumed run needs to end in the same bytes as one that was never cut.
+    state = {
+        "agent": agent,
+        "optimizer": optimizer,
+        "reward_scaling": reward_scaling,
+        "action_noise": action_noise,
+        "minibatch_order": minibatch_order,
+        **{f"env_{i}": env for i, env in enumerate(envs)},
+    }
+    first_iteration = 1
+    run = Run(SCRIPT, args, num_parameters=parameters.numel())
+    first_iteration = run.restore(state)
+
+    for iteration in range(first_iteration, num_iterations + 1):
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - (iteration - 1) / num_iterations)
+
+        noise = action_noise.normal(steps, num_envs, envs[0].action_dim).to(args.device)
+        finished = collect_rollout(agent, envs, rollout, noise)
+        require_finite(iteration, observation=rollout.next_obs, reward=rollout.reward)
+        obs, next_obs, action, reward, terminated, truncated = (x.to(args.device) for x in rollout)
+        if args.norm_reward:
+            reward = reward_scaling(reward, terminated | truncated)
+
+        # The critic was not needed for acting: one pass over the finished rollout gives every value, and one of
+        # the actor every log-probability, computed as the update will compute them, so that ratios start at 1.
+        with torch.no_grad():
+            values = agent.critic(torch.cat([obs, next_obs]))
+            value, value_after_reset, next_value = values[:steps], values[1 : steps + 1], values[steps + 1 :]
+            log_prob, _ = agent.log_prob_entropy(obs[:steps], action)
+        value_at_time_limit = next_value[truncated].mean().item()
+        if args.break_:
+            terminated = terminated | truncated
+        if args.break_reset:
+            next_value = value_after_reset
+        advantages, returns = compute_gae(
+            reward, value, next_value, terminated, truncated, args.gamma, args.gae_lambda
+        )
+
+        rows = (obs[:steps], action, log_prob, value, advantages, returns)
+        batch = Batch._make(x.flatten(0, 1) for x in rows)
+        losses = update(agent, parameters, optimizer, batch, minibatch_order, args)
+        require_finite(iteration, loss=torch.tensor(losses["loss"]), parameters=parameters)
+        if args.norm_obs:
+            agent.obs_norm.update(obs[:steps])
+
+        episodic_return, episodic_length = torch.tensor(finished, dtype=torch.float64).reshape(-1, 2).mean(0).tolist()
+        metrics = {
+            "iteration": iteration,
+            "global_step": iteration * batch_size,
+            "episodes": len(finished),
+            "episodic_return": episodic_return,
+            "episodic_length": episodic_length,
+            "value_at_time_limit": value_at_time_limit,
+            **losses,
+            "log_std": agent.log_std.mean().item(),
+            "explained_variance": (1 - (returns - value).var() / returns.var()).item(),
+            "learning_rate": optimizer.param_groups[0]["lr"],
+        }
+        run.log(metrics)
+        run.save(iteration, state)
+        run.stop_if_asked()
+
+    run.finish(*evaluate(agent, args, run.film))
+    return agent
+
+
+def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[list[float], int]:
+    """Play `eval_episodes` episodes with the best action, on seeds that are the same for every run.
+
+    Returns the scores and how many episodes were stopped at `eval_max_steps`. Shares nothing with training: the
+    environment is its own and no random stream is drawn from. `film(env, length)` sees the first episode.
+    """
+    env = make_env(args.env_id, args.env_kwargs, stream="eval", render=film is not None)
+    scores, stopped = [], 0
+    for episode in range(args.eval_episodes):
+        obs, _ = env.reset()
+        done = False
+        while not done and env.episodic_length < args.eval_max_steps:
+            if film and episode == 0:
+                film(env, env.episodic_length)
+            with torch.no_grad():
+                action = agent.best(torch.from_numpy(obs).unsqueeze(0).to(args.device))
+            obs, _, terminated, truncated, _ = env.step(agent.env_action(action)[0])
+            done = terminated or truncated
+        scores.append(env.episodic_return)
+        stopped += not done
+    env.close()
+    return scores, stopped
+
+
+def evaluate_only(args: Args) -> None:
+    """Evaluate the checkpoint in args.eval_only, print the result and write it to eval.json there."""
+    checkpoint = load_checkpoint(args.eval_only, SCRIPT, "--eval-only")
+    refuse_changes(args, checkpoint, "--eval-only", "device")
+    refuse_unless(args.eval_episodes > 0, "--eval-only needs --eval-episodes 1 or more")
+    env = make_env(args.env_id, args.env_kwargs)
+    check_args(args, env)
+    agent = Agent(env, args).to(args.device)
+    agent.load_state_dict(checkpoint["state"]["agent"])
+    report_evaluation(args, checkpoint, *evaluate(agent, args))
+
+
+if __name__ == "__main__":
+    with command_line():
+        args = parse_args(Args, SCRIPT, __doc__)
+        evaluate_only(args) if args.eval_only is not None else train(args)
