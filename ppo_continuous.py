@@ -25,7 +25,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
-from common.cli import check_ranges, command_line, flag, load_checkpoint, parse_args, refuse_changes, refuse_unless
+from common.cli import check_ranges, command_line, flag, load_checkpoint, parse_args, refuse_unless
 from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
 from common.run_log import Run, report_evaluation, require_finite
 from common.seeding import RandomStream, initial_weights, restores_process
@@ -36,7 +36,7 @@ SCRIPT = Path(__file__).stem
 @dataclass
 class Args:
     seed: int = 0  # every random stream of the run follows from it
-    env_id: str = "CartPoleContinuous-v0"  # a Gymnasium id with a Box action space; module:Env-v0 imports first
+    env_id: str = "CartPoleContinuous-v0"  # any Gymnasium id with Box actions; module:Env-v0 is imported
     env_kwargs: str = "{}"  # JSON object for gymnasium.make
     total_timesteps: int = 150_000  # environment steps; rounded down to whole rollouts
     num_envs: int = 8  # environments stepped side by side
@@ -103,8 +103,8 @@ def tanh_log_det(pre_tanh: Tensor, half_range: Tensor) -> Tensor:
 
 
 class Agent(nn.Module):
-    """Actor and critic: obs_dim -> hidden -> hidden -> action_dim, and -> 1. The mean of the Gaussian depends on
-    the observation, its standard deviation does not."""
+    """Actor and critic: obs_dim -> hidden -> hidden -> action_dim, and -> 1. The mean of the Gaussian depends
+    on the observation, its standard deviation does not."""
 
     def __init__(self, env: FlatEnv, args: Args) -> None:
         super().__init__()
@@ -116,14 +116,15 @@ class Agent(nn.Module):
         def body() -> list[nn.Module]:
             first = linear(env.obs_dim, args.hidden_dim, math.sqrt(2))
             second = linear(args.hidden_dim, args.hidden_dim, math.sqrt(2))
-            return [self.obs_norm, first, nn.Tanh(), second, nn.Tanh()]
+            return [*obs_norm, first, nn.Tanh(), second, nn.Tanh()]
 
-        self.obs_norm = RunningNorm(env.obs_dim) if args.norm_obs else nn.Identity()
+        # As a layer of the networks the statistics are saved with them, and a forward pass never changes them.
+        obs_norm = [RunningNorm(env.obs_dim)] if args.norm_obs else []
         actor_body = body()
         critic_body = actor_body if args.shared_trunk else body()
         # A small gain makes the first policy nearly the same in every state: exploration starts unbiased.
         self.actor = nn.Sequential(*actor_body, linear(args.hidden_dim, env.action_dim, 0.01))
-        self.critic = nn.Sequential(*critic_body, linear(args.hidden_dim, 1, 1.0), nn.Flatten(-2))
+        self.critic = nn.Sequential(*critic_body, linear(args.hidden_dim, 1, 1.0))
         self.log_std = nn.Parameter(torch.full((env.action_dim,), args.log_std_init))
         self.squash = args.squash
         for name, bound in (("low", env.action_space.low), ("high", env.action_space.high)):
@@ -138,6 +139,10 @@ class Agent(nn.Module):
         """The action an evaluation takes: the mean."""
         return self.actor(obs)
 
+    def value(self, obs: Tensor) -> Tensor:
+        """V(obs): (..., obs_dim) -> (...)."""
+        return self.critic(obs).squeeze(-1)
+
     def env_action(self, action: Tensor) -> np.ndarray:
         """What the environment is given: clipped to its bounds, or with `squash` mapped onto them."""
         if self.squash:
@@ -145,10 +150,10 @@ class Agent(nn.Module):
         return action.clamp(self.low, self.high).cpu().numpy()
 
     def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of sampled actions (...,) and the entropy () of the Gaussian.
+        """Log-probability of sampled actions (...,) and the entropy () of the policy.
 
         Clipping is the environment's affair: the density is that of what was sampled. With `squash` it is that
-        of the environment's action, and the entropy stays the Gaussian's own, which has no closed form after tanh.
+        of the environment's action; the entropy stays the Gaussian's, as after tanh it has no closed form.
         """
         log_prob = gaussian_log_prob(self.actor(obs), self.log_std, action)
         if self.squash:
@@ -158,18 +163,18 @@ class Agent(nn.Module):
 
 class Rollout(NamedTuple):
     """What happened, T = num_steps in N = num_envs environments. `next_obs` is what the step returned, before
-    any reset; `obs[t + 1]` is where the environment then stood: the same, or an episode's first observation."""
+    any reset; `obs[t + 1]` is where the environment stood then: the same, or the next episode's start."""
 
     obs: Tensor  # float32[T + 1, N, obs_dim]
     next_obs: Tensor  # float32[T, N, obs_dim]
-    action: Tensor  # float32[T, N, action_dim]
+    action: Tensor  # float32[T, N, action_dim]: as sampled, before clipping or squashing
     reward: Tensor  # float32[T, N]
     terminated: Tensor  # bool[T, N]: the task is over, as in a fall
     truncated: Tensor  # bool[T, N]: the clock ran out, and the task would have gone on
 
 
 class Batch(NamedTuple):
-    """A rollout flattened to T * N rows, with what the update needs to know of the policy that collected it."""
+    """A rollout flattened to T * N rows, with what the update must know of the policy that collected it."""
 
     obs: Tensor
     action: Tensor
@@ -179,43 +184,45 @@ class Batch(NamedTuple):
     returns: Tensor
 
 
-def collect_rollout(
-    agent: Agent, envs: list[FlatEnv], rollout: Rollout, noise: Tensor
-) -> list[tuple[float, int]]:
-    """Fill `rollout` (on the CPU) with one step of every environment for every row of noise [T, N, ...].
+def collect_rollout(agent: Agent, envs: list[FlatEnv], noise: Tensor) -> tuple[Rollout, list]:
+    """Step every environment once for each row of noise [T, N, action_dim].
 
-    Returns (episodic_return, episodic_length) of each episode that ended. Returns are the environment's own.
+    Returns the rollout, on the CPU, and (episodic_return, episodic_length) of each episode that ended in it.
     """
+    num_steps, num_envs, env = *noise.shape[:2], envs[0]
+    rollout = Rollout(
+        obs=torch.empty(num_steps + 1, num_envs, env.obs_dim),
+        next_obs=torch.empty(num_steps, num_envs, env.obs_dim),
+        action=torch.empty(num_steps, num_envs, *env.action_shape, dtype=env.action_dtype),
+        reward=torch.empty(num_steps, num_envs),
+        terminated=torch.empty(num_steps, num_envs, dtype=torch.bool),
+        truncated=torch.empty(num_steps, num_envs, dtype=torch.bool),
+    )
+    # The same memory as NumPy arrays: writing single numbers into tensors is several times slower.
     obs, next_obs, _, reward, terminated, truncated = (x.numpy() for x in rollout)
     finished = []
     obs[0] = [env.obs for env in envs]
-    for t in range(len(noise)):
+    for t in range(num_steps):
         with torch.no_grad():
-            action = agent.sample(rollout.obs[t].to(noise.device), noise[t])
-        rollout.action[t] = action
+            rollout.action[t] = action = agent.sample(rollout.obs[t].to(noise.device), noise[t])
         for i, (env, env_action) in enumerate(zip(envs, agent.env_action(action), strict=True)):
-            step_obs, reward[t, i], terminated[t, i], truncated[t, i], _ = env.step(env_action)
-            next_obs[t, i] = obs[t + 1, i] = step_obs
+            next_obs[t, i], reward[t, i], terminated[t, i], truncated[t, i], _ = env.step(env_action)
+            obs[t + 1, i] = next_obs[t, i]
             if terminated[t, i] or truncated[t, i]:
                 finished.append((env.episodic_return, env.episodic_length))
                 obs[t + 1, i], _ = env.reset()
-    return finished
+    return rollout, finished
 
 
 def compute_gae(
-    rewards: Tensor,
-    values: Tensor,
-    next_values: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    gamma: float,
-    gae_lambda: float,
-) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 11 and 16) -> (advantages, returns).
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor,
+    gamma: float, gae_lambda: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 11 and 16).
 
-    Everything is (num_steps, num_envs), flags bool, in the dtype of `rewards`. `next_values` is the value of each
-    step's own next observation, before any reset. A fall has no future, so nothing is bootstrapped from it; a time
-    limit cuts the estimate short but not the future, so V(next_obs) stands for what would have come.
+    Takes and returns (advantages, returns) shaped (num_steps, num_envs), flags bool, in the dtype of `rewards`.
+    `next_values` is the value of each step's own next observation, before any reset. A fall has no future, so
+    nothing is bootstrapped from it; a time limit ends the sum but not the future, which V(next_obs) stands for.
     """
     deltas = rewards + gamma * next_values * ~terminated - values
     carry = gamma * gae_lambda * ~(terminated | truncated)
@@ -227,15 +234,9 @@ def compute_gae(
 
 
 def ppo_loss(
-    log_prob: Tensor,
-    entropy: Tensor,
-    value: Tensor,
-    old_log_prob: Tensor,
-    old_value: Tensor,
-    advantages: Tensor,
-    returns: Tensor,
-    args: Args,
-) -> tuple[Tensor, dict[str, Tensor]]:
+    log_prob: Tensor, entropy: Tensor, value: Tensor,
+    old_log_prob: Tensor, old_value: Tensor, advantages: Tensor, returns: Tensor, args: Args,
+) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
     """The loss of one minibatch (arXiv:1707.06347, eq. 7 and 9) and its diagnostics, all (rows,) -> ().
 
     The clip takes the smaller of two surrogates, so it binds only where moving further would *gain*: above
@@ -256,16 +257,10 @@ def ppo_loss(
     policy_loss, value_loss, entropy = -surrogate.mean(), 0.5 * squared_error.mean(), entropy.mean()
     loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
     with torch.no_grad():
-        approx_kl = (ratio - 1 - log_ratio).mean()  # never negative, low variance: joschu.net/blog/kl-approx.html
+        approx_kl = (ratio - 1 - log_ratio).mean()  # low variance, never negative: joschu.net/blog/kl-approx
         clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
-    return loss, {
-        "loss": loss.detach(),
-        "policy_loss": policy_loss.detach(),
-        "value_loss": value_loss.detach(),
-        "entropy": entropy.detach(),
-        "approx_kl": approx_kl,
-        "clipfrac": clipfrac,
-    }
+    diagnostics = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+    return loss, {**diagnostics, "approx_kl": approx_kl, "clipfrac": clipfrac}
 
 
 def flatten_parameters(agent: Agent) -> nn.Parameter:
@@ -286,28 +281,26 @@ def flatten_parameters(agent: Agent) -> nn.Parameter:
 
 
 def update(
-    agent: Agent,
-    parameters: nn.Parameter,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    order: RandomStream,
-    args: Args,
-) -> dict[str, float]:
-    """`update_epochs` passes over the batch in shuffled minibatches. Returns the diagnostics, each the mean over
-    the last epoch's minibatches, taken before their gradient steps."""
+    agent: Agent, parameters: nn.Parameter, optimizer: torch.optim.Optimizer,
+    batch: Batch, order: RandomStream, args: Args,
+) -> dict[str, float]:  # fmt: skip
+    """Pass over the batch `update_epochs` times in shuffled minibatches, one gradient step for each.
+
+    Returns the diagnostics: means over the last epoch's minibatches, each taken before its step.
+    """
     for _ in range(args.update_epochs):
         permutation = order.permutation(len(batch.returns)).to(batch.returns.device)
         shuffled = (x[permutation].chunk(args.num_minibatches) for x in batch)
         epoch = []
         for minibatch in map(Batch._make, zip(*shuffled, strict=True)):
             log_prob, entropy = agent.log_prob_entropy(minibatch.obs, minibatch.action)
-            loss, diagnostics = ppo_loss(log_prob, entropy, agent.critic(minibatch.obs), *minibatch[2:], args)
+            loss, diagnostics = ppo_loss(log_prob, entropy, agent.value(minibatch.obs), *minibatch[2:], args)
             parameters.grad.zero_()
             loss.backward()
             if args.max_grad_norm > 0:
                 parameters.grad *= (args.max_grad_norm / (parameters.grad.norm() + 1e-6)).clamp(max=1)
             optimizer.step()
-            epoch.append(torch.stack(list(diagnostics.values())))
+            epoch.append(torch.stack(list(diagnostics.values())).detach())
         means = dict(zip(diagnostics, torch.stack(epoch).mean(0).tolist(), strict=True))
         if args.target_kl is not None and means["approx_kl"] > args.target_kl:
             break
@@ -317,38 +310,35 @@ def update(
 def check_args(args: Args, env: FlatEnv) -> None:
     """Raise Refusal, before anything has started, for settings that cannot work."""
     check_ranges(args)
-    batch_size, space = args.num_envs * args.num_steps, env.action_space
-    rows = batch_size // args.num_minibatches
-    kind = f"--env-id {args.env_id} has a {type(space).__name__} action space, and {SCRIPT}.py needs a Box"
-    refuse_unless(isinstance(space, Box), f"{kind}: ppo_discrete.py is for Discrete ones")
+    space, batch_size, minibatches = env.action_space, args.num_envs * args.num_steps, args.num_minibatches
+    kind = f"--env-id {args.env_id} has {type(space).__name__} actions"
+    refuse_unless(isinstance(space, Box), f"{kind}, {SCRIPT}.py takes Box: try ppo_discrete.py for Discrete ones")
     refuse_unless(
-        batch_size % args.num_minibatches == 0,
-        f"--num-minibatches {args.num_minibatches} does not divide the rollout of {args.num_envs} x "
-        f"{args.num_steps} = {batch_size} rows: give {math.gcd(batch_size, args.num_minibatches)}, which does",
+        batch_size % minibatches == 0,
+        f"--num-minibatches {minibatches} does not divide a rollout of {args.num_envs} x {args.num_steps} = "
+        f"{batch_size} rows: --num-minibatches {math.gcd(batch_size, minibatches)} does",
     )
     refuse_unless(
-        rows > 1 or not args.norm_adv,
-        f"--num-minibatches {args.num_minibatches} leaves minibatches of one row, which have no spread to "
-        f"normalise advantages by: give at most {batch_size // 2}, or --no-norm-adv",
+        batch_size > minibatches or not args.norm_adv,
+        f"--num-minibatches {minibatches} leaves one row in each, and one advantage cannot be normalised: "
+        f"give at most {max(1, batch_size // 2)}, or --no-norm-adv",
     )
     refuse_unless(
         args.total_timesteps >= batch_size,
         f"--total-timesteps {args.total_timesteps} is less than one rollout: give {batch_size} or more",
     )
-    refuse_unless(not (args.break_ and args.break_reset), "--break and --break-reset exclude each other: give one")
+    refuse_unless(not (args.break_ and args.break_reset), "--break and --break-reset together: give one of them")
     bounded = bool(np.isfinite([space.low, space.high]).all())
-    refuse_unless(
-        bounded or not args.squash, f"--squash needs finite action bounds; {args.env_id} has none: leave it out"
-    )
+    refuse_unless(bounded or not args.squash, f"--squash: {args.env_id} has unbounded actions, leave --squash out")
 
 
 @restores_process
 def train(args: Args) -> Agent:
     """Train from args.seed, or go on where args.resume stopped; returns the agent. Raises Refusal (a ValueError)
-    for settings that cannot work, NonFinite when a loss or observation stops being a number."""
-    torch.set_num_threads(1)  # on networks this small more threads only wait for each other; and bytes stay the same
-    envs = [make_env(args.env_id, args.env_kwargs, args.seed, i) for i in range(max(1, args.num_envs))]
-    check_args(args, envs[0])
+    for settings that cannot work, NonFinite when a loss or an observation stops being a number."""
+    torch.set_num_threads(1)  # more only wait for each other here, and would make the bytes depend on the machine
+    check_args(args, make_env(args.env_id, args.env_kwargs))
+    envs = [make_env(args.env_id, args.env_kwargs, args.seed, index) for index in range(args.num_envs)]
     with initial_weights(args.seed):
         agent = Agent(envs[0], args).to(args.device)
     parameters = flatten_parameters(agent)
@@ -358,17 +348,8 @@ def train(args: Args) -> Agent:
     for env in envs:
         env.reset()
 
-    steps, num_envs = args.num_steps, args.num_envs
-    batch_size = steps * num_envs
-    num_iterations = args.total_timesteps // batch_size
-    rollout = Rollout(
-        obs=torch.zeros(steps + 1, num_envs, envs[0].obs_dim),
-        next_obs=torch.zeros(steps, num_envs, envs[0].obs_dim),
-        action=torch.zeros(steps, num_envs, envs[0].action_dim),
-        reward=torch.zeros(steps, num_envs),
-        terminated=torch.zeros(steps, num_envs, dtype=torch.bool),
-        truncated=torch.zeros(steps, num_envs, dtype=torch.bool),
-    )
+    T, N = args.num_steps, args.num_envs
+    batch_size, num_iterations = T * N, args.total_timesteps // (T * N)
 
     # All that a resumed run needs to end in the same bytes as one that was never cut.
     state = {
@@ -387,19 +368,19 @@ def train(args: Args) -> Agent:
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - (iteration - 1) / num_iterations)
 
-        noise = action_noise.normal(steps, num_envs, envs[0].action_dim).to(args.device)
-        finished = collect_rollout(agent, envs, rollout, noise)
+        noise = action_noise.normal(T, N, envs[0].action_dim).to(args.device)
+        rollout, finished = collect_rollout(agent, envs, noise)
         require_finite(iteration, observation=rollout.next_obs, reward=rollout.reward)
         obs, next_obs, action, reward, terminated, truncated = (x.to(args.device) for x in rollout)
         if args.norm_reward:
             reward = reward_scaling(reward, terminated | truncated)
 
-        # The critic was not needed for acting: one pass over the finished rollout gives every value, and one of
-        # the actor every log-probability, computed as the update will compute them, so that ratios start at 1.
+        # Acting needed neither values nor log-probabilities: one pass over the finished rollout gives them all,
+        # computed as the update will compute them, so that its first ratios are 1.
         with torch.no_grad():
-            values = agent.critic(torch.cat([obs, next_obs]))
-            value, value_after_reset, next_value = values[:steps], values[1 : steps + 1], values[steps + 1 :]
-            log_prob, _ = agent.log_prob_entropy(obs[:steps], action)
+            values = agent.value(torch.cat([obs, next_obs]))
+            value, value_after_reset, next_value = values[:T], values[1 : T + 1], values[T + 1 :]
+            log_prob, _ = agent.log_prob_entropy(obs[:T], action)
         value_at_time_limit = next_value[truncated].mean().item()
         if args.break_:
             terminated = terminated | truncated
@@ -409,20 +390,19 @@ def train(args: Args) -> Agent:
             reward, value, next_value, terminated, truncated, args.gamma, args.gae_lambda
         )
 
-        rows = (obs[:steps], action, log_prob, value, advantages, returns)
+        rows = (obs[:T], action, log_prob, value, advantages, returns)
         batch = Batch._make(x.flatten(0, 1) for x in rows)
         losses = update(agent, parameters, optimizer, batch, minibatch_order, args)
         require_finite(iteration, loss=torch.tensor(losses["loss"]), parameters=parameters)
         if args.norm_obs:
-            agent.obs_norm.update(obs[:steps])
+            agent.obs_norm.update(obs[:T])
 
-        episodic_return, episodic_length = torch.tensor(finished, dtype=torch.float64).reshape(-1, 2).mean(0).tolist()
+        scores = torch.tensor(finished, dtype=torch.float64).reshape(-1, 2).mean(0).tolist()  # NaN when none
         metrics = {
             "iteration": iteration,
             "global_step": iteration * batch_size,
             "episodes": len(finished),
-            "episodic_return": episodic_return,
-            "episodic_length": episodic_length,
+            **dict(zip(("episodic_return", "episodic_length"), scores, strict=True)),
             "value_at_time_limit": value_at_time_limit,
             **losses,
             "log_std": agent.log_std.mean().item(),
@@ -440,8 +420,8 @@ def train(args: Args) -> Agent:
 def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[list[float], int]:
     """Play `eval_episodes` episodes with the best action, on seeds that are the same for every run.
 
-    Returns the scores and how many episodes were stopped at `eval_max_steps`. Shares nothing with training: the
-    environment is its own and no random stream is drawn from. `film(env, length)` sees the first episode.
+    Returns the scores and how many episodes were stopped at `eval_max_steps`. Nothing is shared with training:
+    the environment is its own and no random stream is drawn from. `film(env)` sees the first episode.
     """
     env = make_env(args.env_id, args.env_kwargs, stream="eval", render=film is not None)
     scores, stopped = [], 0
@@ -450,9 +430,9 @@ def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[li
         done = False
         while not done and env.episodic_length < args.eval_max_steps:
             if film and episode == 0:
-                film(env, env.episodic_length)
+                film(env)
             with torch.no_grad():
-                action = agent.best(torch.from_numpy(obs).unsqueeze(0).to(args.device))
+                action = agent.best(torch.tensor(obs[None], device=args.device))
             obs, _, terminated, truncated, _ = env.step(agent.env_action(action)[0])
             done = terminated or truncated
         scores.append(env.episodic_return)
@@ -463,8 +443,7 @@ def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[li
 
 def evaluate_only(args: Args) -> None:
     """Evaluate the checkpoint in args.eval_only, print the result and write it to eval.json there."""
-    checkpoint = load_checkpoint(args.eval_only, SCRIPT, "--eval-only")
-    refuse_changes(args, checkpoint, "--eval-only", "device")
+    checkpoint = load_checkpoint(args, SCRIPT)
     refuse_unless(args.eval_episodes > 0, "--eval-only needs --eval-episodes 1 or more")
     env = make_env(args.env_id, args.env_kwargs)
     check_args(args, env)

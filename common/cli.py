@@ -14,16 +14,18 @@ from typing import Any
 import torch
 
 os.environ.setdefault("PYTHON_TYRO_UTF8_BOXES", "False")  # tyro reads it when imported: plain ASCII help
-import tyro  # noqa: E402
+import tyro
 
 flag = tyro.conf.arg
 
 # The flags that do not shape training: a checkpoint does not hold them, and a resumed run may change them.
-NOT_TRAINING = ("out", "resume", "eval_only", "eval_episodes", "eval_max_steps", "checkpoint_every", "rerun", "watch")
+NOT_TRAINING = (
+    "out", "resume", "eval_only", "eval_episodes", "eval_max_steps", "checkpoint_every", "rerun", "watch",
+)  # fmt: skip
 
 
 class Refusal(ValueError):
-    """What was asked for cannot be done. The message is one sentence that names the flag and what would work."""
+    """What was asked for cannot be done: one sentence that names the flag and what would work."""
 
 
 class NonFinite(FloatingPointError):
@@ -47,7 +49,7 @@ def flag_name(field: str) -> str:
 
 
 def command(script: str, args: Any, **changes: Any) -> str:
-    """The command line that gives `args` with `changes`: the seed, and every training flag off its default."""
+    """The command line of `args` with `changes`: the seed, and every training flag off its default."""
     defaults = training_args(type(args)())
     words = ["python", f"{script}.py", "--seed", str(args.seed)]
     for name, value in {**training_args(args), **changes}.items():
@@ -79,32 +81,36 @@ def check_ranges(args: Any) -> None:
         torch.zeros(1, device=args.device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise Refusal(f"--device {args.device} cannot be used here ({reason}); --device cpu works anywhere") from None
+        raise Refusal(f"--device {args.device} cannot be used here ({reason}): try --device cpu") from None
 
 
-def load_checkpoint(folder: str | Path, script: str, flag: str) -> dict[str, Any]:
-    """The checkpoint in a run folder. Raises Refusal where there is none, or it is another script's."""
+def read_checkpoint(folder: str | Path, script: str, flag: str) -> dict[str, Any]:
+    """The checkpoint in a run's folder. Raises Refusal where there is none, or it is another script's."""
     path = Path(folder) / "checkpoint.pt"
     refuse_unless(path.is_file(), f"{flag} {folder} has no checkpoint.pt: give it the folder of a run")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         owner = checkpoint["script"]
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise Refusal(f"{flag} {folder}: its checkpoint.pt cannot be read ({reason})") from None
-    refuse_unless(owner == script, f"{flag} {folder} is a run of {owner}.py: use that script, not {script}.py")
+    refuse_unless(owner == script, f"{flag} {folder} is a run of {owner}.py: use that script for it")
     return checkpoint
 
 
-def refuse_changes(args: Any, checkpoint: dict[str, Any], flag: str, *free: str) -> None:
-    """Refuse a training flag that differs from the checkpoint's, except the fields named in `free`."""
-    for name, value in training_args(args).items():
-        saved = checkpoint["args"].get(name, value)
-        if name not in free and value != saved:
+def load_checkpoint(args: Any, script: str) -> dict[str, Any]:
+    """The checkpoint that --resume or --eval-only names. Raises Refusal where a training flag differs from the
+    saved run's; only a resumed run's length and the device of an evaluation may."""
+    name, free = ("resume", "total_timesteps") if args.resume is not None else ("eval_only", "device")
+    checkpoint = read_checkpoint(getattr(args, name), script, flag_name(name))
+    for field, value in training_args(args).items():
+        saved = checkpoint["args"].get(field, value)
+        if field != free and value != saved:
             raise Refusal(
-                f"{flag} takes {flag_name(name)} from the saved run, where it is {saved}: "
-                f"leave {flag_name(name)} out, or start a new run"
+                f"{flag_name(name)} takes {flag_name(field)} from the saved run, where it is {saved}: "
+                f"leave {flag_name(field)} out, or start a new run"
             )
+    return checkpoint
 
 
 def saved_args(args_class: type, checkpoint: dict[str, Any], **changes: Any) -> Any:
@@ -119,7 +125,7 @@ def parse_args(args_class: type, script: str, doc: str) -> Any:
     for name in ("resume", "eval_only"):
         folder = getattr(args, name)
         if folder is not None:
-            saved = saved_args(args_class, load_checkpoint(folder, script, flag_name(name)), **{name: folder})
+            saved = saved_args(args_class, read_checkpoint(folder, script, flag_name(name)), **{name: folder})
             args = tyro.cli(args_class, description=doc, default=saved)
     return args
 

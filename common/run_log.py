@@ -21,15 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.cli import (
-    NonFinite,
-    Refusal,
-    command,
-    load_checkpoint,
-    refuse_changes,
-    refuse_unless,
-    training_args,
-)
+from common.cli import NonFinite, Refusal, command, load_checkpoint, refuse_unless, training_args
 from common.envs.cartpole import REFERENCE_RETURNS
 
 CONSOLE_ROWS = 10  # a run's progress table has about this many rows,
@@ -45,8 +37,8 @@ def require_finite(iteration: int, **quantities: torch.Tensor) -> None:
     for name, value in quantities.items():
         if not torch.isfinite(value).all():
             raise NonFinite(
-                f"iteration {iteration}: the {name.replace('_', ' ')} is not finite, so the run stops here; "
-                "its last good checkpoint stays (a lower --learning-rate, --norm-obs or --norm-reward may help)"
+                f"iteration {iteration}: the {name} is not finite, so the run stops here; "
+                "its last good checkpoint stays; a lower --learning-rate, --norm-obs or --norm-reward may help"
             )
 
 
@@ -66,7 +58,7 @@ def canonical(value: Any) -> Any:
         return sys.intern(str(value))
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    raise TypeError(f"a checkpoint holds tensors, numbers, strings and containers, not {type(value).__name__}")
+    raise TypeError(f"a checkpoint holds tensors, numbers, strings and containers, no {type(value).__name__}")
 
 
 def write_atomically(path: Path, write: Any) -> None:
@@ -131,7 +123,7 @@ def evaluation_line(args: Any, returns: list[float], stopped: int) -> str:
         reference = REFERENCE_RETURNS[args.env_id]
         line += f" (random {reference['random']:.0f}, scripted {reference['scripted']:.0f})"
     if stopped:
-        line += f"; {stopped} did not end by themselves: stopped after --eval-max-steps {args.eval_max_steps:,}"
+        line += f"; {stopped} had not ended and were stopped after --eval-max-steps {args.eval_max_steps:,}"
     return line
 
 
@@ -145,7 +137,7 @@ def report_evaluation(args: Any, checkpoint: dict[str, Any], returns: list[float
 class Run:
     """A run's folder: a fresh one, `--out`, or the one that `--resume` goes on in.
 
-    Raises Refusal where the folder holds another run, or where flags beside --resume would change the run.
+    Raises Refusal where the folder holds another run, or where a flag beside --resume would change the run.
     """
 
     def __init__(self, script: str, args: Any, num_parameters: int) -> None:
@@ -174,13 +166,12 @@ class Run:
         self.rows = 0
 
     def _resumed(self) -> dict[str, Any]:
-        checkpoint = load_checkpoint(self.args.resume, self.script, "--resume")
+        checkpoint = load_checkpoint(self.args, self.script)
         refuse_unless(self.args.out is None, "--resume goes on in the run's own folder: leave --out out")
-        refuse_changes(self.args, checkpoint, "--resume", "total_timesteps")
-        done = checkpoint["global_step"]
         refuse_unless(
             self.num_iterations >= checkpoint["iteration"],
-            f"--total-timesteps {self.args.total_timesteps} is less than the run has done: give {done} or more",
+            f"--total-timesteps {self.args.total_timesteps} is less than the run has done: give "
+            f"{checkpoint['global_step']} or more",
         )
         return checkpoint
 
@@ -189,7 +180,7 @@ class Run:
             folder = Path(self.args.out)
             refuse_unless(
                 not (folder / "checkpoint.pt").exists() and not (folder / "metrics.jsonl").exists(),
-                f"--out {folder} already holds a run: go on with it by --resume {folder}, or name another folder",
+                f"--out {folder} already holds a run: --resume {folder} goes on with it, or name another folder",
             )
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -222,7 +213,7 @@ class Run:
         if self.checkpoint:
             done = f"{self.folder} has done {first:,} of {self.num_iterations:,} iterations"
             finished = first == self.num_iterations and (self.folder / "summary.json").exists()
-            print(f"{done}: it is finished; --total-timesteps extends it" if finished else f"{done}: going on")
+            print(f"{done}, {'and is finished: --total-timesteps extends it' if finished else 'going on'}")
         sys.stdout.flush()
 
     def _open_recording(self) -> Any:
@@ -234,8 +225,8 @@ class Run:
                 self.folder / "recording.rrd",
                 title,
                 self.num_iterations * self.batch_size,
-                watch=self.args.watch,
                 warn=self.say,
+                watch=self.args.watch,
             )
         except ImportError:
             self.say("no recording: rerun is not installed (pip install rerun-sdk), the run goes on without it")
@@ -264,6 +255,7 @@ class Run:
         """Write checkpoint.pt when it is due: at the start, every --checkpoint-every iterations, at the end,
         and when the run was asked to stop."""
         due = iteration % self.args.checkpoint_every == 0 or iteration == self.num_iterations
+        self.training = iteration < self.num_iterations
         if not due and not self.signal:
             return
         content = {
@@ -325,10 +317,10 @@ class Run:
     def resume_command(self) -> str:
         return f"python {self.script}.py --resume {self.folder}"
 
-    def film(self, env: Any, length: int) -> None:
-        """Record one frame of the evaluated episode: `env` after `length` steps."""
+    def film(self, env: Any) -> None:
+        """Record where `env` stands as the next frame of the evaluated episode."""
         if self.recording:
-            self.recording.film(env, length)
+            self.recording.film(env)
 
     def finish(self, returns: list[float], stopped: int) -> None:
         """Write summary.json and say what came of the run and what to do next."""
@@ -352,8 +344,9 @@ class Run:
         if returns:
             self.say(evaluation_line(self.args, returns, stopped))
         if self.recording:
-            screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-            self.say(f"watch    python -m rerun {self.folder / 'recording.rrd'}{'' if screen else ' --web-viewer'}")
+            screen = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+            viewer = "" if screen else " --web-viewer"
+            self.say(f"watch    python -m rerun {self.folder / 'recording.rrd'}{viewer}")
         if getattr(self.args, "clip_ratio", False):
             self.say(f"ablate   {command(self.script, self.args, clip_ratio=False)}")
         self.say(f"compare  python -m common.compare {self.folder.parent}")

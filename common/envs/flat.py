@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from common.cli import Refusal
+from common.cli import Refusal, refuse_unless
 from common.seeding import derive_seed
+
+EXAMPLE = """write it like '{"g": 9.81}'"""
 
 
 class FlatEnv(gym.Wrapper):
@@ -32,7 +34,10 @@ class FlatEnv(gym.Wrapper):
         self.next_seed: Callable[[int], int] = lambda episode: derive_seed(seed, stream, index, episode)
         self.flatten, self.obs_dim = self._flattener(env.observation_space)
         self.convert = self._converter(env.action_space)
-        self.action_dim = int(np.prod(env.action_space.shape)) if isinstance(env.action_space, Box) else 1
+        # How many numbers a policy puts out, and the shape and dtype of one action as a script stores it.
+        self.action_dim = int(getattr(env.action_space, "n", np.prod(env.action_space.shape or (1,))))
+        self.action_shape = () if isinstance(env.action_space, Discrete) else (self.action_dim,)
+        self.action_dtype = torch.int64 if isinstance(env.action_space, Discrete) else torch.float32
         self.episode = -1
 
     def _flattener(self, space: gym.Space) -> tuple[Callable, int]:
@@ -43,8 +48,8 @@ class FlatEnv(gym.Wrapper):
             return lambda obs: np.asarray(obs, dtype=np.float32).reshape(-1), int(np.prod(space.shape))
         kind = f"images (uint8{list(space.shape)})" if isinstance(space, Box) else type(space).__name__
         raise Refusal(
-            f"--env-id {self.name} observes {kind}; these scripts take Box vectors and Discrete observations: "
-            "wrap it in one that gives a vector, or choose another environment"
+            f"--env-id {self.name} observes {kind}, and the scripts take Box vectors or Discrete observations: "
+            "choose another environment, or wrap this one so that it gives a vector"
         )
 
     def _converter(self, space: gym.Space) -> Callable:
@@ -107,7 +112,12 @@ class FlatEnv(gym.Wrapper):
 
 
 def make_env(
-    env_id: str, env_kwargs: str = "{}", seed: int = 0, index: int = 0, stream: str = "env", render: bool = False
+    env_id: str,
+    env_kwargs: str = "{}",
+    seed: int = 0,
+    index: int = 0,
+    stream: str = "env",
+    render: bool = False,
 ) -> FlatEnv:
     """`gymnasium.make(env_id, **env_kwargs)` as a FlatEnv; `env_kwargs` is a JSON object.
 
@@ -116,10 +126,9 @@ def make_env(
     """
     try:
         kwargs = json.loads(env_kwargs)
+        refuse_unless(isinstance(kwargs, dict), f"--env-kwargs {env_kwargs} is no JSON object: {EXAMPLE}")
     except json.JSONDecodeError as error:
-        raise Refusal(f"""--env-kwargs {env_kwargs} is not JSON ({error}); write it like '{{"g": 9.81}}'""") from None
-    if not isinstance(kwargs, dict):
-        raise Refusal(f"""--env-kwargs {env_kwargs} is not a JSON object; write it like '{{"g": 9.81}}'""")
+        raise Refusal(f"--env-kwargs {env_kwargs} is not JSON ({error}): {EXAMPLE}") from None
     try:
         env = gym.make(env_id, disable_env_checker=True, **kwargs)
         if render and "rgb_array" in env.metadata.get("render_modes", []):

@@ -46,7 +46,7 @@ class RewardScaling:
     the reward changes which policy is best wherever episodes differ in length.
 
     The return runs on from rollout to rollout in each of `num_envs` environments and restarts where an episode
-    ended, at a time limit as at a fall.
+    ends, at a time limit as at a fall.
     """
 
     def __init__(self, num_envs: int, gamma: float) -> None:

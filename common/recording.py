@@ -1,0 +1,190 @@
+"""The recording of a run: its curves and one evaluated episode, in a file that Rerun opens laid out, playing.
+
+A Rerun viewer shows one timeline at a time and opens it at its beginning. So curves and episode share the
+timeline "step" and both count from 0: the curves in environment steps of the run, the episode in steps of its
+own. The episode plays in a loop over the timeline's first steps, beside curves that show the whole run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import socket
+import sys
+import sysconfig
+import warnings
+from collections.abc import Callable
+from numbers import Real
+from pathlib import Path
+
+import gymnasium as gym
+
+TIMELINE = "step"
+CARTPOLES = {
+    "CartPoleContinuous-v0",
+    "CartPole-v1",
+}  # drawn as geometry; other environments as rendered frames
+MAX_FRAMES = 300  # rendered frames kept of an episode: a longer one keeps every second, third, ...
+
+BLUE, ORANGE, GREEN, GREY = 0x5AA9E6FF, 0xF4A259FF, 0x6CC17AFF, 0x6B7480FF
+PLOTS = {  # title: {metrics key: (label, colour)}
+    "episodic return": {"episodic_return": ("return", BLUE)},
+    "value at the time limit": {"value_at_time_limit": ("value", GREEN)},
+    "approximate KL and clip fraction": {"approx_kl": ("KL", BLUE), "clipfrac": ("clip fraction", ORANGE)},
+    "policy loss": {"policy_loss": ("policy loss", BLUE)},
+    "value loss": {"value_loss": ("value loss", GREEN)},
+    "entropy and log std": {"entropy": ("entropy", BLUE), "log_std": ("log std", ORANGE)},
+    "explained variance": {"explained_variance": ("explained variance", GREEN)},
+}
+STYLES = {key: style for curves in PLOTS.values() for key, style in curves.items()}
+
+
+class Recording:
+    """One .rrd file, written while the run goes on and complete once closed.
+
+    After construction nothing raises: what fails is reported once, in one sentence given to `warn`, and then
+    left out. No global random stream is drawn from.
+    """
+
+    def __init__(
+        self, path: Path, title: str, total_steps: int, warn: Callable[[str], None], watch: bool = False
+    ) -> None:
+        """Open the file at `path`, overwriting it; with `watch`, open a viewer too and stream to both.
+
+        title: the run's name in the viewer. total_steps: the run's environment steps, the width of its plots.
+        Raises ImportError where rerun is not installed, RuntimeError where the file cannot be written.
+        """
+        import rerun as rr  # a run without a recording does not pay for the import
+
+        self.rr, self.title, self.total_steps, self.warn = rr, title, total_steps, warn
+        self.failed: set[str] = set()
+        self.logged: set[str] = set()
+        self.frames, self.fps, self.bounds = 0, 30.0, None
+        # Every flush stores a piece of every curve; many small pieces make a large file that opens slowly.
+        batching = rr.ChunkBatcherConfig(flush_tick=0.2 if watch else 10.0)
+        self.stream = rr.RecordingStream(title, batcher_config=batching)
+        self.stream.set_log_time_enabled(False)
+        self.stream.set_log_tick_enabled(False)
+        viewer = [rr.GrpcSink()] if watch and self._attempt("no viewer opens", self._open_viewer) else []
+        self.stream.set_sinks(rr.FileSink(path), *viewer)
+        self._send_layout()
+
+    def log(self, metrics: dict) -> None:
+        """Add an iteration's metrics at metrics["global_step"]; what is not a finite number is left out."""
+        self._attempt("the curves stop here", self._log, metrics)
+
+    def film(self, env: gym.Env) -> None:
+        """Add the state `env` is in as the evaluated episode's next frame: once after reset and each step."""
+        self._attempt("the episode is not filmed", self._film, env)
+
+    def close(self) -> None:
+        """Lay out what was recorded and complete the file."""
+        self._attempt("the layout is not complete", self._send_layout)
+        self._attempt("the file is not complete", self.stream.disconnect)
+
+    def _attempt(self, failure: str, action: Callable[..., None], *args: object) -> bool:
+        if failure in self.failed:
+            return False
+        try:
+            action(*args)
+        except Exception as error:
+            self.failed.add(failure)
+            reason = f"{type(error).__name__}: {error}".splitlines()[0].encode("ascii", "replace").decode()
+            self.warn(f"recording: {failure} ({reason})")
+        return failure not in self.failed
+
+    def _log(self, metrics: dict) -> None:
+        for key, value in metrics.items():
+            if not isinstance(value, Real) or not math.isfinite(value):
+                continue
+            entity = f"metrics/{key}"
+            if key not in self.logged:
+                self.logged.add(key)
+                label, color = STYLES.get(key, (key, GREY))
+                self.stream.log(entity, self.rr.SeriesLines(names=label, colors=color, widths=2), static=True)
+                self.stream.set_time(TIMELINE, sequence=0)
+                self.stream.log(entity, self.rr.Scalars(math.nan))  # a plot's ticks count from its first time
+            self.stream.set_time(TIMELINE, sequence=metrics["global_step"])
+            self.stream.log(entity, self.rr.Scalars(value))
+
+    def _film(self, env: gym.Env) -> None:
+        drawn = env.spec is not None and env.spec.id in CARTPOLES
+        limit = getattr(env.spec, "max_episode_steps", None) or 1000
+        every = 1 if drawn else math.ceil(limit / MAX_FRAMES)
+        if self.frames % every == 0 and (drawn or self.frames <= every * MAX_FRAMES):
+            self.stream.set_time(TIMELINE, sequence=self.frames)
+            (self._draw_cartpole if drawn else self._render)(env)
+        self.fps = env.metadata.get("render_fps", self.fps)
+        self.frames += 1
+
+    def _draw_cartpole(self, env: gym.Env) -> None:
+        rr, limit = self.rr, env.unwrapped.x_threshold
+        x, _, theta, _ = (float(value) for value in env.unwrapped.state)
+        if self.frames == 0:
+            ends = [[[side, -0.1], [side, 0.1]] for side in (-limit, limit)]
+            track = rr.LineStrips2D([[[-limit, 0], [limit, 0]], *ends], colors=GREY, radii=0.015)
+            self.stream.log("episode/track", track, static=True)
+            self.bounds = {"x_range": [-limit - 0.2, limit + 0.2], "y_range": [-1.5, 0.5]}
+        # Metres; Rerun's y points down, so the 1 m pole, upright at theta 0, reaches to y = -1.
+        cart, pole = [[x - 0.12, 0], [x + 0.12, 0]], [[x, 0], [x + math.sin(theta), -math.cos(theta)]]
+        self.stream.log("episode/cart", rr.LineStrips2D([cart], colors=BLUE, radii=0.12))
+        self.stream.log("episode/pole", rr.LineStrips2D([pole], colors=ORANGE, radii=0.04, draw_order=30))
+        self.stream.log("episode/axle", rr.Points2D([[x, 0]], colors=GREY, radii=0.05, draw_order=40))
+
+    def _render(self, env: gym.Env) -> None:
+        if env.render_mode != "rgb_array":
+            raise ValueError('the environment was made without render_mode="rgb_array"')
+        try:
+            with warnings.catch_warnings():  # GLFW reports a missing display in warnings of its own
+                warnings.simplefilter("ignore")
+                image = env.render()
+        except Exception as error:
+            if "mujoco" not in type(env.unwrapped).__module__:
+                raise
+            raise RuntimeError(f"without a display set MUJOCO_GL=egl or MUJOCO_GL=osmesa; {error}") from error
+        self.stream.log("episode/image", self.rr.Image(image).compress(jpeg_quality=80))
+
+    def _open_viewer(self) -> None:
+        if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            raise RuntimeError("there is no display")
+        places = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+        self.rr.spawn(
+            connect=False, executable_path=shutil.which("rerun", path=places), recording=self.stream
+        )
+        # spawn returns even where the viewer died at once, and a stream to nobody delays the end of the run.
+        socket.create_connection(("127.0.0.1", 9876), timeout=1).close()
+
+    def _send_layout(self) -> None:
+        """Lay out the plots that have data (at first all) and, once filmed, the episode, playing looped."""
+        import rerun.blueprint as rrb
+
+        start, end = (rrb.TimeRangeBoundary.absolute(seq=step) for step in (0, self.total_steps))
+        plots = [
+            rrb.TimeSeriesView(
+                name=name,
+                contents=[f"/metrics/{key}" for key in curves],
+                # Left alone, a long plot shows only the 1,000 steps before and after the cursor.
+                axis_x=rrb.TimeAxis(view_range=self.rr.TimeRange(start=start, end=end)),
+                plot_legend=rrb.PlotLegend(corner="RightTop", visible=len(curves) > 1),
+            )
+            for name, curves in PLOTS.items()
+            if not self.logged or self.logged & curves.keys()
+        ]
+        left, play = plots[:1], {"play_state": "following"}
+        if self.frames:
+            bounds = rrb.VisualBounds2D(**self.bounds) if self.bounds else None
+            name = f"{self.title}: evaluated episode"
+            left = [rrb.Spatial2DView(name=name, origin="/episode", visual_bounds=bounds), *left]
+            loop = rrb.components.AbsoluteTimeRange(0, self.frames - 1)
+            play = {
+                "play_state": "playing",
+                "loop_mode": "selection",
+                "time_selection": loop,
+                "fps": self.fps,
+            }
+        columns = [rrb.Vertical(*left, row_shares=[2, 3][-len(left) :])]
+        columns += [rrb.Vertical(*views) for views in (plots[1::2], plots[2::2])]
+        panel = rrb.TimePanel(timeline=TIMELINE, state="collapsed", **play)
+        layout = rrb.Horizontal(*columns, column_shares=[8, 5, 5])
+        self.stream.send_blueprint(rrb.Blueprint(layout, panel, collapse_panels=True))

@@ -1,0 +1,31 @@
+"""What the tests share: every script under test, and a training run small enough to do many times."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = ["ppo_continuous"]
+TINY = {"total_timesteps": 6 * 2 * 32, "num_envs": 2, "num_steps": 32, "eval_episodes": 2, "rerun": False}
+
+
+@pytest.fixture(params=SCRIPTS)
+def script(request):
+    """Each script's module in turn: what holds for one must hold for all."""
+    return importlib.import_module(request.param)
+
+
+def tiny_args(script, out, **changes):
+    """Args of a run of six iterations in the folder `out`, which takes a fraction of a second."""
+    return script.Args(**{**TINY, "out": str(out), **changes})
+
+
+def load(folder):
+    return torch.load(Path(folder) / "checkpoint.pt", weights_only=True)
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
