@@ -1,17 +1,17 @@
 """PPO for continuous actions: a Gaussian policy, on any Gymnasium environment with a Box action space.
 
 Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) collects a rollout, estimates how much
-better each action was than expected, and takes several epochs of gradient steps on that one rollout. The idea to
-take away: reusing data is safe only while the policy stays close to the one that collected it, and the clipped
-surrogate is what keeps it close, by paying nothing for moving the probability ratio further than 1 +- clip_coef.
+better than expected each action was, and takes several epochs of gradient steps on that one rollout. The idea
+to take away: using data again is safe only while the policy stays close to the one that collected it, and the
+clipped surrogate keeps it close by paying nothing for a probability ratio beyond 1 +- clip_coef.
 
-    python ppo_continuous.py --seed 0                       # run it: a pole balances after about ten seconds
-    python ppo_continuous.py --seed 0 --no-clip-ratio       # ablate it: without the clip the score collapses
-    python ppo_continuous.py --seed 0 --break               # break it: a time limit taken for a fall; see V@limit
-    python ppo_continuous.py --resume runs/NAME             # go on after Ctrl-C, to the same bytes
-    python ppo_continuous.py --eval-only runs/NAME          # play the saved policy
-    python -m rerun runs/NAME/recording.rrd                 # watch it
-    python -m common.compare runs                           # compare runs
+    python ppo_continuous.py --seed 0                  # run it: ten seconds later a pole balances
+    python ppo_continuous.py --seed 0 --no-clip-ratio  # ablate it: without the clip the score collapses
+    python ppo_continuous.py --seed 0 --break          # break it: a time limit taken for a fall; see V@limit
+    python ppo_continuous.py --resume runs/NAME        # go on after Ctrl-C, to the same bytes
+    python ppo_continuous.py --eval-only runs/NAME     # play the saved policy
+    python -m rerun runs/NAME/recording.rrd            # watch it
+    python -m common.compare runs                      # compare runs
 """
 
 import math
@@ -25,9 +25,9 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
-from common.cli import check_ranges, command_line, flag, load_checkpoint, parse_args, refuse_unless
+from common.cli import check, check_ranges, command_line, flag, load_checkpoint, parse_args
 from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
-from common.run_log import Run, report_evaluation, require_finite
+from common.run_log import Run, mean, report_evaluation, require_finite
 from common.seeding import RandomStream, initial_weights, restores_process
 
 SCRIPT = Path(__file__).stem
@@ -116,10 +116,10 @@ class Agent(nn.Module):
         def body() -> list[nn.Module]:
             first = linear(env.obs_dim, args.hidden_dim, math.sqrt(2))
             second = linear(args.hidden_dim, args.hidden_dim, math.sqrt(2))
-            return [*obs_norm, first, nn.Tanh(), second, nn.Tanh()]
+            return [self.obs_norm, first, nn.Tanh(), second, nn.Tanh()]
 
-        # As a layer of the networks the statistics are saved with them, and a forward pass never changes them.
-        obs_norm = [RunningNorm(env.obs_dim)] if args.norm_obs else []
+        # A layer of the networks: its statistics are saved with them, and a forward pass never changes them.
+        self.obs_norm = RunningNorm(env.obs_dim) if args.norm_obs else nn.Identity()
         actor_body = body()
         critic_body = actor_body if args.shared_trunk else body()
         # A small gain makes the first policy nearly the same in every state: exploration starts unbiased.
@@ -152,8 +152,8 @@ class Agent(nn.Module):
     def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of sampled actions (...,) and the entropy () of the policy.
 
-        Clipping is the environment's affair: the density is that of what was sampled. With `squash` it is that
-        of the environment's action; the entropy stays the Gaussian's, as after tanh it has no closed form.
+        Clipping is the environment's affair: the density is that of what was sampled. With `squash` it is
+        that of the environment's action; the entropy is still the Gaussian's, as tanh leaves no closed form.
         """
         log_prob = gaussian_log_prob(self.actor(obs), self.log_std, action)
         if self.squash:
@@ -220,9 +220,9 @@ def compute_gae(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 11 and 16).
 
-    Takes and returns (advantages, returns) shaped (num_steps, num_envs), flags bool, in the dtype of `rewards`.
+    All is (num_steps, num_envs), flags bool; returns (advantages, returns) in the dtype of `rewards`.
     `next_values` is the value of each step's own next observation, before any reset. A fall has no future, so
-    nothing is bootstrapped from it; a time limit ends the sum but not the future, which V(next_obs) stands for.
+    nothing is bootstrapped from it; a time limit ends the sum, not the future, which V(next_obs) stands for.
     """
     deltas = rewards + gamma * next_values * ~terminated - values
     carry = gamma * gae_lambda * ~(terminated | truncated)
@@ -264,19 +264,17 @@ def ppo_loss(
 
 
 def flatten_parameters(agent: Agent) -> nn.Parameter:
-    """Lay all parameters, and their gradients, end to end in one vector that each of them is then a view of.
+    """All parameters end to end in one vector, and their gradients too; each becomes a view of its part.
 
-    Clearing and clipping the gradient and Adam's step are then one call each, not one for each of a dozen
-    tensors, which is most of what a gradient step on a network this small costs.
+    Clearing the gradient, clipping it and Adam's step are then one call each, not a dozen: on networks this
+    small a call costs more than its arithmetic.
     """
     parameters = list(agent.parameters())
+    sizes = [p.numel() for p in parameters]
     flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
     flat.grad = torch.zeros_like(flat)
-    start = 0
-    for p in parameters:
-        here = slice(start, start + p.numel())
-        p.data, p.grad = flat.data[here].view_as(p), flat.grad[here].view_as(p)
-        start += p.numel()
+    for p, data, grad in zip(parameters, flat.data.split(sizes), flat.grad.split(sizes), strict=True):
+        p.data, p.grad = data.view_as(p), grad.view_as(p)
     return flat
 
 
@@ -310,33 +308,25 @@ def update(
 def check_args(args: Args, env: FlatEnv) -> None:
     """Raise Refusal, before anything has started, for settings that cannot work."""
     check_ranges(args)
-    space, batch_size, minibatches = env.action_space, args.num_envs * args.num_steps, args.num_minibatches
+    space, rows, minibatches = env.action_space, args.num_envs * args.num_steps, args.num_minibatches
     kind = f"--env-id {args.env_id} has {type(space).__name__} actions"
-    refuse_unless(isinstance(space, Box), f"{kind}, {SCRIPT}.py takes Box: try ppo_discrete.py for Discrete ones")
-    refuse_unless(
-        batch_size % minibatches == 0,
-        f"--num-minibatches {minibatches} does not divide a rollout of {args.num_envs} x {args.num_steps} = "
-        f"{batch_size} rows: --num-minibatches {math.gcd(batch_size, minibatches)} does",
-    )
-    refuse_unless(
-        batch_size > minibatches or not args.norm_adv,
-        f"--num-minibatches {minibatches} leaves one row in each, and one advantage cannot be normalised: "
-        f"give at most {max(1, batch_size // 2)}, or --no-norm-adv",
-    )
-    refuse_unless(
-        args.total_timesteps >= batch_size,
-        f"--total-timesteps {args.total_timesteps} is less than one rollout: give {batch_size} or more",
-    )
-    refuse_unless(not (args.break_ and args.break_reset), "--break and --break-reset together: give one of them")
+    check(isinstance(space, Box), f"{kind}, {SCRIPT}.py takes Box: ppo_discrete.py takes Discrete")
+    fits = math.gcd(rows, minibatches)
+    check(fits == minibatches, f"--num-minibatches {minibatches} does not divide {rows} rows: {fits} does")
+    more = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
+    check(rows > minibatches or not args.norm_adv, f"--norm-adv cannot work on one row a minibatch: give {more}")
+    total = args.total_timesteps
+    check(total >= rows, f"--total-timesteps {total} is less than one rollout: give {rows} or more")
+    check(not (args.break_ and args.break_reset), "--break and --break-reset: give only one of the two")
     bounded = bool(np.isfinite([space.low, space.high]).all())
-    refuse_unless(bounded or not args.squash, f"--squash: {args.env_id} has unbounded actions, leave --squash out")
+    check(bounded or not args.squash, f"--squash: {args.env_id} has unbounded actions, leave --squash out")
 
 
 @restores_process
 def train(args: Args) -> Agent:
-    """Train from args.seed, or go on where args.resume stopped; returns the agent. Raises Refusal (a ValueError)
-    for settings that cannot work, NonFinite when a loss or an observation stops being a number."""
-    torch.set_num_threads(1)  # more only wait for each other here, and would make the bytes depend on the machine
+    """Train from args.seed, or go on where args.resume stopped; returns the agent. Raises Refusal (a
+    ValueError) for settings that cannot work, NonFinite when a loss or observation stops being a number."""
+    torch.set_num_threads(1)  # more would only wait for each other, and the bytes would depend on how many
     check_args(args, make_env(args.env_id, args.env_kwargs))
     envs = [make_env(args.env_id, args.env_kwargs, args.seed, index) for index in range(args.num_envs)]
     with initial_weights(args.seed):
@@ -349,7 +339,7 @@ def train(args: Args) -> Agent:
         env.reset()
 
     T, N = args.num_steps, args.num_envs
-    batch_size, num_iterations = T * N, args.total_timesteps // (T * N)
+    num_iterations = args.total_timesteps // (T * N)
 
     # All that a resumed run needs to end in the same bytes as one that was never cut.
     state = {
@@ -360,7 +350,7 @@ def train(args: Args) -> Agent:
         "minibatch_order": minibatch_order,
         **{f"env_{i}": env for i, env in enumerate(envs)},
     }
-    first_iteration = 1
+    first_iteration = 1  # unless the run is resumed
     run = Run(SCRIPT, args, num_parameters=parameters.numel())
     first_iteration = run.restore(state)
 
@@ -375,13 +365,13 @@ def train(args: Args) -> Agent:
         if args.norm_reward:
             reward = reward_scaling(reward, terminated | truncated)
 
-        # Acting needed neither values nor log-probabilities: one pass over the finished rollout gives them all,
+        # Acting needed neither values nor log-probabilities: one pass over the finished rollout gives them,
         # computed as the update will compute them, so that its first ratios are 1.
         with torch.no_grad():
             values = agent.value(torch.cat([obs, next_obs]))
             value, value_after_reset, next_value = values[:T], values[1 : T + 1], values[T + 1 :]
             log_prob, _ = agent.log_prob_entropy(obs[:T], action)
-        value_at_time_limit = next_value[truncated].mean().item()
+        value_at_time_limit = mean(next_value[truncated].tolist())
         if args.break_:
             terminated = terminated | truncated
         if args.break_reset:
@@ -397,12 +387,12 @@ def train(args: Args) -> Agent:
         if args.norm_obs:
             agent.obs_norm.update(obs[:T])
 
-        scores = torch.tensor(finished, dtype=torch.float64).reshape(-1, 2).mean(0).tolist()  # NaN when none
         metrics = {
             "iteration": iteration,
-            "global_step": iteration * batch_size,
+            "global_step": iteration * T * N,
             "episodes": len(finished),
-            **dict(zip(("episodic_return", "episodic_length"), scores, strict=True)),
+            "episodic_return": mean([score for score, _ in finished]),
+            "episodic_length": mean([length for _, length in finished]),
             "value_at_time_limit": value_at_time_limit,
             **losses,
             "log_std": agent.log_std.mean().item(),
@@ -420,7 +410,7 @@ def train(args: Args) -> Agent:
 def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[list[float], int]:
     """Play `eval_episodes` episodes with the best action, on seeds that are the same for every run.
 
-    Returns the scores and how many episodes were stopped at `eval_max_steps`. Nothing is shared with training:
+    Returns the scores and how many episodes were stopped at `eval_max_steps`. Shares nothing with training:
     the environment is its own and no random stream is drawn from. `film(env)` sees the first episode.
     """
     env = make_env(args.env_id, args.env_kwargs, stream="eval", render=film is not None)
@@ -444,7 +434,7 @@ def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[li
 def evaluate_only(args: Args) -> None:
     """Evaluate the checkpoint in args.eval_only, print the result and write it to eval.json there."""
     checkpoint = load_checkpoint(args, SCRIPT)
-    refuse_unless(args.eval_episodes > 0, "--eval-only needs --eval-episodes 1 or more")
+    check(args.eval_episodes > 0, "--eval-only needs --eval-episodes 1 or more")
     env = make_env(args.env_id, args.env_kwargs)
     check_args(args, env)
     agent = Agent(env, args).to(args.device)

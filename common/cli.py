@@ -32,7 +32,7 @@ class NonFinite(FloatingPointError):
     """A number that training depends on is no longer finite."""
 
 
-def refuse_unless(condition: bool, sentence: str) -> None:
+def check(condition: bool, sentence: str) -> None:
     """Raise Refusal(sentence) unless `condition` holds."""
     if not condition:
         raise Refusal(sentence)
@@ -87,20 +87,20 @@ def check_ranges(args: Any) -> None:
 def read_checkpoint(folder: str | Path, script: str, flag: str) -> dict[str, Any]:
     """The checkpoint in a run's folder. Raises Refusal where there is none, or it is another script's."""
     path = Path(folder) / "checkpoint.pt"
-    refuse_unless(path.is_file(), f"{flag} {folder} has no checkpoint.pt: give it the folder of a run")
+    check(path.is_file(), f"{flag} {folder} has no checkpoint.pt: give it the folder of a run")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         owner = checkpoint["script"]
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise Refusal(f"{flag} {folder}: its checkpoint.pt cannot be read ({reason})") from None
-    refuse_unless(owner == script, f"{flag} {folder} is a run of {owner}.py: use that script for it")
+    check(owner == script, f"{flag} {folder} is a run of {owner}.py: use that script for it")
     return checkpoint
 
 
 def load_checkpoint(args: Any, script: str) -> dict[str, Any]:
-    """The checkpoint that --resume or --eval-only names. Raises Refusal where a training flag differs from the
-    saved run's; only a resumed run's length and the device of an evaluation may."""
+    """The checkpoint that --resume or --eval-only names. Raises Refusal where a training flag differs from
+    the saved run's; only the length of a resumed run and the device of an evaluation may."""
     name, free = ("resume", "total_timesteps") if args.resume is not None else ("eval_only", "device")
     checkpoint = read_checkpoint(getattr(args, name), script, flag_name(name))
     for field, value in training_args(args).items():

@@ -27,17 +27,18 @@ CARTPOLES = {
 }  # drawn as geometry; other environments as rendered frames
 MAX_FRAMES = 300  # rendered frames kept of an episode: a longer one keeps every second, third, ...
 
-BLUE, ORANGE, GREEN, GREY = 0x5AA9E6FF, 0xF4A259FF, 0x6CC17AFF, 0x6B7480FF
-PLOTS = {  # title: {metrics key: (label, colour)}
-    "episodic return": {"episodic_return": ("return", BLUE)},
-    "value at the time limit": {"value_at_time_limit": ("value", GREEN)},
-    "approximate KL and clip fraction": {"approx_kl": ("KL", BLUE), "clipfrac": ("clip fraction", ORANGE)},
-    "policy loss": {"policy_loss": ("policy loss", BLUE)},
-    "value loss": {"value_loss": ("value loss", GREEN)},
-    "entropy and log std": {"entropy": ("entropy", BLUE), "log_std": ("log std", ORANGE)},
-    "explained variance": {"explained_variance": ("explained variance", GREEN)},
+BLUE, ORANGE, GREEN, GREY = 0x5AA9E6FF, 0xF4A259FF, 0x6CC17AFF, 0x8A94A0FF
+PLOTS = {  # metrics key: (title, colour); the first two stand under the episode, the others in two columns
+    "episodic_return": ("episodic return", BLUE),
+    "value_at_time_limit": ("value at the time limit", GREEN),
+    "approx_kl": ("approximate KL", BLUE),
+    "clipfrac": ("clip fraction", BLUE),
+    "policy_loss": ("policy loss", ORANGE),
+    "value_loss": ("value loss", ORANGE),
+    "explained_variance": ("explained variance", GREEN),
+    "log_std": ("log std", GREY),
+    "entropy": ("entropy", GREY),
 }
-STYLES = {key: style for curves in PLOTS.values() for key, style in curves.items()}
 
 
 class Recording:
@@ -101,8 +102,8 @@ class Recording:
             entity = f"metrics/{key}"
             if key not in self.logged:
                 self.logged.add(key)
-                label, color = STYLES.get(key, (key, GREY))
-                self.stream.log(entity, self.rr.SeriesLines(names=label, colors=color, widths=2), static=True)
+                title, color = PLOTS.get(key, (key, GREY))
+                self.stream.log(entity, self.rr.SeriesLines(names=title, colors=color, widths=2), static=True)
                 self.stream.set_time(TIMELINE, sequence=0)
                 self.stream.log(entity, self.rr.Scalars(math.nan))  # a plot's ticks count from its first time
             self.stream.set_time(TIMELINE, sequence=metrics["global_step"])
@@ -159,19 +160,24 @@ class Recording:
         """Lay out the plots that have data (at first all) and, once filmed, the episode, playing looped."""
         import rerun.blueprint as rrb
 
+        shown = self.logged or set(PLOTS)
+        if "log_std" in shown:
+            shown = shown - {"entropy"}  # a Gaussian's entropy is its log std again, in other numbers
+        # Left alone, a long plot shows only the 1,000 steps before and after the cursor.
         start, end = (rrb.TimeRangeBoundary.absolute(seq=step) for step in (0, self.total_steps))
-        plots = [
-            rrb.TimeSeriesView(
-                name=name,
-                contents=[f"/metrics/{key}" for key in curves],
-                # Left alone, a long plot shows only the 1,000 steps before and after the cursor.
+        plots = {
+            key: rrb.TimeSeriesView(
+                name=title,
+                origin=f"/metrics/{key}",
                 axis_x=rrb.TimeAxis(view_range=self.rr.TimeRange(start=start, end=end)),
-                plot_legend=rrb.PlotLegend(corner="RightTop", visible=len(curves) > 1),
+                plot_legend=rrb.PlotLegend(visible=False),
             )
-            for name, curves in PLOTS.items()
-            if not self.logged or self.logged & curves.keys()
-        ]
-        left, play = plots[:1], {"play_state": "following"}
+            for key, (title, _) in PLOTS.items()
+            if key in shown
+        }
+        left = [plots.pop(key) for key in list(PLOTS)[:2] if key in plots]
+        right = list(plots.values())
+        play = {"play_state": "following"}
         if self.frames:
             bounds = rrb.VisualBounds2D(**self.bounds) if self.bounds else None
             name = f"{self.title}: evaluated episode"
@@ -183,8 +189,7 @@ class Recording:
                 "time_selection": loop,
                 "fps": self.fps,
             }
-        columns = [rrb.Vertical(*left, row_shares=[2, 3][-len(left) :])]
-        columns += [rrb.Vertical(*views) for views in (plots[1::2], plots[2::2])]
+        columns = [rrb.Vertical(*views) for views in (left, right[0::2], right[1::2])]
         panel = rrb.TimePanel(timeline=TIMELINE, state="collapsed", **play)
         layout = rrb.Horizontal(*columns, column_shares=[8, 5, 5])
         self.stream.send_blueprint(rrb.Blueprint(layout, panel, collapse_panels=True))

@@ -1,7 +1,7 @@
 """A run's folder and its console: metrics, checkpoints, summary, recording, and stopping without loss.
 
 A script makes one `Run`, gives it each iteration's metrics and, by name, everything its checkpoint must hold.
-Nothing here draws from a training random stream, and a script without its `run` lines trains the same weights.
+Nothing here draws from a training random stream: a script without its `run` lines trains the same weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.cli import NonFinite, Refusal, command, load_checkpoint, refuse_unless, training_args
+from common.cli import NonFinite, Refusal, check, command, load_checkpoint, training_args
 from common.envs.cartpole import REFERENCE_RETURNS
 
 CONSOLE_ROWS = 10  # a run's progress table has about this many rows,
@@ -38,8 +38,13 @@ def require_finite(iteration: int, **quantities: torch.Tensor) -> None:
         if not torch.isfinite(value).all():
             raise NonFinite(
                 f"iteration {iteration}: the {name} is not finite, so the run stops here; "
-                "its last good checkpoint stays; a lower --learning-rate, --norm-obs or --norm-reward may help"
+                "its last good checkpoint stays; try a lower --learning-rate, --norm-obs or --norm-reward"
             )
+
+
+def mean(values: list[float]) -> float | None:
+    """The mean, or None where there is nothing to take it of."""
+    return statistics.fmean(values) if values else None
 
 
 def canonical(value: Any) -> Any:
@@ -96,13 +101,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def train_summary(lines: list[dict[str, Any]]) -> dict[str, float | None]:
     """`train_return_mean`, the mean return of all training episodes, and `value_at_time_limit`, the mean over
-    the last 10 iterations in which an episode met its time limit; None where there was none."""
+    the last 10 iterations in which an episode met its time limit; each None where there was none."""
     episodes = sum(line["episodes"] for line in lines)
     total = sum(line["episodes"] * line["episodic_return"] for line in lines if line["episodes"])
     at_limit = [v for line in lines if (v := line.get("value_at_time_limit")) is not None][-10:]
     return {
         "train_return_mean": total / episodes if episodes else None,
-        "value_at_time_limit": statistics.fmean(at_limit) if at_limit else None,
+        "value_at_time_limit": mean(at_limit),
     }
 
 
@@ -167,8 +172,8 @@ class Run:
 
     def _resumed(self) -> dict[str, Any]:
         checkpoint = load_checkpoint(self.args, self.script)
-        refuse_unless(self.args.out is None, "--resume goes on in the run's own folder: leave --out out")
-        refuse_unless(
+        check(self.args.out is None, "--resume goes on in the run's own folder: leave --out out")
+        check(
             self.num_iterations >= checkpoint["iteration"],
             f"--total-timesteps {self.args.total_timesteps} is less than the run has done: give "
             f"{checkpoint['global_step']} or more",
@@ -178,9 +183,9 @@ class Run:
     def _new_folder(self) -> Path:
         if self.args.out is not None:
             folder = Path(self.args.out)
-            refuse_unless(
+            check(
                 not (folder / "checkpoint.pt").exists() and not (folder / "metrics.jsonl").exists(),
-                f"--out {folder} already holds a run: --resume {folder} goes on with it, or name another folder",
+                f"--out {folder} holds a run already: --resume {folder} goes on with it, or name another",
             )
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -229,10 +234,10 @@ class Run:
                 watch=self.args.watch,
             )
         except ImportError:
-            self.say("no recording: rerun is not installed (pip install rerun-sdk), the run goes on without it")
+            self.say("no recording: rerun is not installed (pip install rerun-sdk); the run goes on without")
             return None
         except Exception as error:
-            self.say(f"no recording, the run goes on without it: {error}")
+            self.say(f"no recording, the run goes on without: {error}")
             return None
         for line in self.lines:
             recording.log(line)
@@ -242,8 +247,8 @@ class Run:
         print(line, flush=True)
 
     def restore(self, state: dict[str, Any]) -> int:
-        """Load the checkpoint of a resumed run into `state` (objects with load_state_dict, by name) and return
-        the first iteration still to do, counted from 1. A new run writes its first checkpoint instead."""
+        """Load a resumed run's checkpoint into `state` (objects with load_state_dict, by name) and return the
+        first iteration still to do, counted from 1. A new run writes its first checkpoint instead."""
         if self.checkpoint is None:
             self.save(0, state)
             return 1
@@ -268,7 +273,7 @@ class Run:
         write_atomically(self.folder / "checkpoint.pt", lambda file: torch.save(canonical(content), file))
 
     def log(self, metrics: dict[str, Any]) -> None:
-        """Write one iteration's metrics to metrics.jsonl and the recording, and now and then to the console."""
+        """Write one iteration's metrics to metrics.jsonl and the recording, now and then to the console."""
         now = time.perf_counter()
         seconds, iteration = now - self.started, metrics["iteration"]
         sps = (metrics["global_step"] - self.first_step) / seconds
@@ -294,7 +299,8 @@ class Run:
 
         remaining = f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"
         print(
-            f"{line['global_step']:>10,}{cell('episodic_return', '.1f', 9)}{cell('value_at_time_limit', '.1f', 9)}"
+            f"{line['global_step']:>10,}"
+            f"{cell('episodic_return', '.1f', 9)}{cell('value_at_time_limit', '.1f', 9)}"
             f"{cell('approx_kl', '.4f', 8)}{cell('clipfrac', '.2f', 7)}{line['sps']:>9,}{remaining:>8}",
             flush=True,
         )

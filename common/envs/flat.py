@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from common.cli import Refusal, refuse_unless
+from common.cli import Refusal, check
 from common.seeding import derive_seed
 
 EXAMPLE = """write it like '{"g": 9.81}'"""
@@ -48,7 +48,7 @@ class FlatEnv(gym.Wrapper):
             return lambda obs: np.asarray(obs, dtype=np.float32).reshape(-1), int(np.prod(space.shape))
         kind = f"images (uint8{list(space.shape)})" if isinstance(space, Box) else type(space).__name__
         raise Refusal(
-            f"--env-id {self.name} observes {kind}, and the scripts take Box vectors or Discrete observations: "
+            f"--env-id {self.name} observes {kind}, and the scripts take Box vectors or Discrete ones: "
             "choose another environment, or wrap this one so that it gives a vector"
         )
 
@@ -126,7 +126,7 @@ def make_env(
     """
     try:
         kwargs = json.loads(env_kwargs)
-        refuse_unless(isinstance(kwargs, dict), f"--env-kwargs {env_kwargs} is no JSON object: {EXAMPLE}")
+        check(isinstance(kwargs, dict), f"--env-kwargs {env_kwargs} is no JSON object: {EXAMPLE}")
     except json.JSONDecodeError as error:
         raise Refusal(f"--env-kwargs {env_kwargs} is not JSON ({error}): {EXAMPLE}") from None
     try:

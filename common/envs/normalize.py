@@ -45,7 +45,7 @@ class RewardScaling:
     """Divide rewards by the spread of the discounted return, clipped to +-10; never centred, since a shift of
     the reward changes which policy is best wherever episodes differ in length.
 
-    The return runs on from rollout to rollout in each of `num_envs` environments and restarts where an episode
+    In each of `num_envs` environments the return runs on from rollout to rollout and restarts where an episode
     ends, at a time limit as at a fall.
     """
 
