@@ -1,4 +1,4 @@
-"""PPO for continuous actions: a Gaussian policy, on any Gymnasium environment with a Box action space.
+"""PPO with a Gaussian policy, for any Gymnasium environment with Box actions.
 
 Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) collects a rollout, estimates how much
 better than expected each action was, and takes several epochs of gradient steps on that one rollout. The idea
@@ -17,8 +17,9 @@ clipped surrogate keeps it close by paying nothing for a probability ratio beyon
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +32,10 @@ from common.run_log import Run, mean, report_evaluation, require_finite
 from common.seeding import RandomStream, initial_weights, restores_process
 
 SCRIPT = Path(__file__).stem
+OPTIMIZERS = {
+    "adam": partial(torch.optim.Adam, eps=1e-5, fused=True),
+    "rmsprop": partial(torch.optim.RMSprop, alpha=0.99, eps=1e-5),
+}
 
 
 @dataclass
@@ -41,7 +46,7 @@ class Args:
     total_timesteps: int = 150_000  # environment steps; rounded down to whole rollouts
     num_envs: int = 8  # environments stepped side by side
     num_steps: int = 128  # steps of each environment in a rollout
-    learning_rate: float = 2e-3  # of Adam
+    learning_rate: float = 2e-3  # the optimizer's step size
     anneal_lr: bool = True  # learning rate falls linearly to 0
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE's mix of bootstraps; 1.0: no bias, more variance
@@ -53,6 +58,7 @@ class Args:
     clip_vloss: bool = False  # clip the value's move by clip_coef too
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
+    optimizer: Literal["adam", "rmsprop"] = "adam"  # RMSprop is what A2C uses
     max_grad_norm: float = 0.5  # global gradient-norm clip; 0: off
     target_kl: float | None = None  # stop an iteration's epochs once approx_kl passes it
     hidden_dim: int = 64  # width of both hidden layers
@@ -167,7 +173,7 @@ class Rollout(NamedTuple):
 
     obs: Tensor  # float32[T + 1, N, obs_dim]
     next_obs: Tensor  # float32[T, N, obs_dim]
-    action: Tensor  # float32[T, N, action_dim]: as sampled, before clipping or squashing
+    action: Tensor  # as sampled: float32[T, N, action_dim] for Box, int64[T, N] for Discrete
     reward: Tensor  # float32[T, N]
     terminated: Tensor  # bool[T, N]: the task is over, as in a fall
     truncated: Tensor  # bool[T, N]: the clock ran out, and the task would have gone on
@@ -313,8 +319,8 @@ def check_args(args: Args, env: FlatEnv) -> None:
     check(isinstance(space, Box), f"{kind}, {SCRIPT}.py takes Box: ppo_discrete.py takes Discrete")
     fits = math.gcd(rows, minibatches)
     check(fits == minibatches, f"--num-minibatches {minibatches} does not divide {rows} rows: {fits} does")
-    more = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
-    check(rows > minibatches or not args.norm_adv, f"--norm-adv cannot work on one row a minibatch: give {more}")
+    wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
+    check(rows > minibatches or not args.norm_adv, f"--norm-adv needs 2 rows in a minibatch: give {wider}")
     total = args.total_timesteps
     check(total >= rows, f"--total-timesteps {total} is less than one rollout: give {rows} or more")
     check(not (args.break_ and args.break_reset), "--break and --break-reset: give only one of the two")
@@ -332,7 +338,7 @@ def train(args: Args) -> Agent:
     with initial_weights(args.seed):
         agent = Agent(envs[0], args).to(args.device)
     parameters = flatten_parameters(agent)
-    optimizer = torch.optim.Adam([parameters], lr=args.learning_rate, eps=1e-5, fused=True)
+    optimizer = OPTIMIZERS[args.optimizer]([parameters], lr=args.learning_rate)
     reward_scaling = RewardScaling(args.num_envs, args.gamma)
     action_noise, minibatch_order = RandomStream(args.seed, "action"), RandomStream(args.seed, "minibatch")
     for env in envs:

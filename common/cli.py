@@ -121,6 +121,7 @@ def saved_args(args_class: type, checkpoint: dict[str, Any], **changes: Any) -> 
 
 def parse_args(args_class: type, script: str, doc: str) -> Any:
     """Read the command line. With --resume or --eval-only, flags that are not given are the saved run's."""
+    doc = doc.splitlines()[0]
     args = tyro.cli(args_class, description=doc)
     for name in ("resume", "eval_only"):
         folder = getattr(args, name)

@@ -45,8 +45,8 @@ class RewardScaling:
     """Divide rewards by the spread of the discounted return, clipped to +-10; never centred, since a shift of
     the reward changes which policy is best wherever episodes differ in length.
 
-    In each of `num_envs` environments the return runs on from rollout to rollout and restarts where an episode
-    ends, at a time limit as at a fall.
+    The return of each of `num_envs` environments runs on from rollout to rollout and restarts where an
+    episode ends, at a time limit as at a fall.
     """
 
     def __init__(self, num_envs: int, gamma: float) -> None:
