@@ -1,0 +1,404 @@
+"""A2C, advantage actor-critic, for any Gymnasium environment with Discrete or Box actions.
+
+Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, without the asynchrony) takes one step along the policy
+gradient, -log_prob * advantage, for each short rollout of many environments, and then throws the rollout away.
+The idea to take away: PPO is this plus using the rollout again. In one epoch of one minibatch the ratio is 1, the
+clip never binds, the gradient of ratio * advantage *is* that of log_prob * advantage, and PPO is A2C
+(Huang et al. 2022, arXiv:2205.09123; tests/test_a2c.py trains both to the same bytes).
+
+    python a2c.py --seed 0                             # run it: CartPole-v1
+    python a2c.py --seed 0 --env-id CartPoleContinuous-v0
+    python a2c.py --seed 0 --gae-lambda 0              # ablate it: one-step advantages
+    python a2c.py --seed 0 --break                     # break it: a time limit taken for a fall; see V@limit
+    python a2c.py --resume runs/NAME                   # go on after Ctrl-C, to the same bytes
+    python a2c.py --eval-only runs/NAME                # play the saved policy
+    python -m rerun runs/NAME/recording.rrd            # watch it
+    python -m common.compare runs                      # compare runs
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor, nn
+
+from common.cli import check, check_ranges, command_line, flag, load_checkpoint, parse_args
+from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
+from common.run_log import Run, mean, report_evaluation, require_finite
+from common.seeding import RandomStream, initial_weights, restores_process
+
+SCRIPT = Path(__file__).stem
+OPTIMIZERS = {
+    "adam": partial(torch.optim.Adam, eps=1e-5, fused=True),
+    "rmsprop": partial(torch.optim.RMSprop, alpha=0.99, eps=1e-5),
+}
+
+
+@dataclass
+class Args:
+    seed: int = 0  # every random stream of the run follows from it
+    env_id: str = "CartPole-v1"  # any Gymnasium id with Discrete or Box actions; module:Env-v0 is imported
+    env_kwargs: str = "{}"  # JSON object for gymnasium.make
+    total_timesteps: int = 500_000  # environment steps; rounded down to whole rollouts
+    num_envs: int = 16  # environments stepped side by side
+    num_steps: int = 16  # steps of each environment in a rollout
+    learning_rate: float = 2e-3  # the optimizer's step size
+    anneal_lr: bool = True  # learning rate falls linearly to 0
+    gamma: float = 0.99  # discount
+    gae_lambda: float = 0.95  # GAE's mix of bootstraps; 1.0: no bias, more variance
+    norm_adv: bool = False  # advantages to mean 0, std 1 in each rollout
+    ent_coef: float = 0.0  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    optimizer: Literal["adam", "rmsprop"] = "rmsprop"  # Adam is what PPO uses
+    max_grad_norm: float = 0.5  # global gradient-norm clip; 0: off
+    hidden_dim: int = 64  # width of both hidden layers
+    orthogonal_init: bool = True  # orthogonal weights
+    shared_trunk: bool = False  # one body for actor and critic
+    log_std_init: float = 0.0  # initial log standard deviation of the action
+    norm_obs: bool = False  # observations to running mean 0, std 1
+    norm_reward: bool = False  # rewards divided by the running spread of the discounted return
+    break_: Annotated[bool, flag(name="break")] = False  # BUG on purpose: a time limit is taken for a fall
+    break_reset: bool = False  # BUG on purpose: a time limit bootstraps from the next episode's first obs
+    device: str = "cpu"  # where the networks live
+    eval_episodes: int = 20  # episodes of the final evaluation; 0: none
+    eval_max_steps: int = 10_000  # an evaluation episode that has not ended by then is stopped
+    checkpoint_every: int = 10  # iterations between checkpoints
+    rerun: bool = True  # write recording.rrd
+    watch: bool = False  # open the Rerun viewer and stream to it while training
+    out: str | None = None  # the run's folder; default: a fresh one under runs/
+    resume: str | None = None  # a run's folder: go on in it
+    eval_only: str | None = None  # a run's folder: only evaluate its checkpoint
+
+
+def layer_init(layer: nn.Linear, gain: float) -> nn.Linear:
+    """Orthogonal weights scaled by `gain` (Saxe et al. 2014, arXiv:1312.6120) and zero biases."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+    """log N(action; mean, exp(log_std)^2), summed over the last axis: (..., action_dim) -> (...)."""
+    z = (action - mean) * torch.exp(-log_std)
+    return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+def gaussian_entropy(log_std: Tensor) -> Tensor:
+    """Differential entropy of the diagonal Gaussian in nats: (action_dim,) -> ()."""
+    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+
+def categorical_log_prob(logits: Tensor, action: Tensor) -> Tensor:
+    """log softmax(logits)[action]: (..., actions) and int64 (...) -> (...)."""
+    return logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def categorical_entropy(logits: Tensor) -> Tensor:
+    """Entropy of softmax(logits) in nats: (..., actions) -> (...)."""
+    log_probs = logits.log_softmax(-1)
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+class Agent(nn.Module):
+    """Actor and critic: obs_dim -> hidden -> hidden -> action_dim, and -> 1. The actor's outputs
+    are the logits of a categorical policy, or the mean of a Gaussian whose deviation is the same everywhere."""
+
+    def __init__(self, env: FlatEnv, args: Args) -> None:
+        super().__init__()
+
+        def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+            layer = nn.Linear(inputs, outputs)
+            return layer_init(layer, gain) if args.orthogonal_init else layer
+
+        def body() -> list[nn.Module]:
+            first = linear(env.obs_dim, args.hidden_dim, math.sqrt(2))
+            second = linear(args.hidden_dim, args.hidden_dim, math.sqrt(2))
+            return [self.obs_norm, first, nn.Tanh(), second, nn.Tanh()]
+
+        # A layer of the networks: its statistics are saved with them, and a forward pass never changes them.
+        self.obs_norm = RunningNorm(env.obs_dim) if args.norm_obs else nn.Identity()
+        actor_body = body()
+        critic_body = actor_body if args.shared_trunk else body()
+        # A small gain makes the first policy nearly the same in every state: exploration starts unbiased.
+        self.actor = nn.Sequential(*actor_body, linear(args.hidden_dim, env.action_dim, 0.01))
+        self.critic = nn.Sequential(*critic_body, linear(args.hidden_dim, 1, 1.0))
+        self.discrete = isinstance(env.action_space, Discrete)
+        if not self.discrete:
+            self.log_std = nn.Parameter(torch.full((env.action_dim,), args.log_std_init))
+            for name, bound in (("low", env.action_space.low), ("high", env.action_space.high)):
+                bound = torch.as_tensor(bound.reshape(-1), dtype=torch.float32)
+                self.register_buffer(name, bound, persistent=False)
+
+    def draw_noise(self, stream: RandomStream, *shape: int) -> Tensor:
+        """What `sample` adds to the actor's outputs: Gumbel noise for logits, normal noise for a mean."""
+        return -torch.log(-torch.log(stream.uniform(*shape))) if self.discrete else stream.normal(*shape)
+
+    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
+        """An action for each row. With Gumbel noise, the largest sum is a draw from softmax(logits)."""
+        if self.discrete:
+            return (self.actor(obs) + noise).argmax(-1)
+        return self.actor(obs) + self.log_std.exp() * noise
+
+    def best(self, obs: Tensor) -> Tensor:
+        """The action an evaluation takes: the most probable, or the mean."""
+        return self.actor(obs).argmax(-1) if self.discrete else self.actor(obs)
+
+    def value(self, obs: Tensor) -> Tensor:
+        """V(obs): (..., obs_dim) -> (...)."""
+        return self.critic(obs).squeeze(-1)
+
+    def env_action(self, action: Tensor) -> np.ndarray:
+        """What the environment is given: the index itself, or the vector clipped to its bounds."""
+        return (action if self.discrete else action.clamp(self.low, self.high)).cpu().numpy()
+
+    def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of actions (...,) and the entropy of the policy, (...,) or for the Gaussian ()."""
+        output = self.actor(obs)
+        if self.discrete:
+            return categorical_log_prob(output, action), categorical_entropy(output)
+        return gaussian_log_prob(output, self.log_std, action), gaussian_entropy(self.log_std)
+
+
+class Rollout(NamedTuple):
+    """What happened, T = num_steps in N = num_envs environments. `next_obs` is what the step returned, before
+    any reset; `obs[t + 1]` is where the environment stood then: the same, or the next episode's start."""
+
+    obs: Tensor  # float32[T + 1, N, obs_dim]
+    next_obs: Tensor  # float32[T, N, obs_dim]
+    action: Tensor  # as sampled: float32[T, N, action_dim] for Box, int64[T, N] for Discrete
+    reward: Tensor  # float32[T, N]
+    terminated: Tensor  # bool[T, N]: the task is over, as in a fall
+    truncated: Tensor  # bool[T, N]: the clock ran out, and the task would have gone on
+
+
+def collect_rollout(agent: Agent, envs: list[FlatEnv], noise: Tensor) -> tuple[Rollout, list]:
+    """Step every environment once for each row of noise [T, N, action_dim].
+
+    Returns the rollout, on the CPU, and (episodic_return, episodic_length) of each episode that ended in it.
+    """
+    num_steps, num_envs, env = *noise.shape[:2], envs[0]
+    rollout = Rollout(
+        obs=torch.empty(num_steps + 1, num_envs, env.obs_dim),
+        next_obs=torch.empty(num_steps, num_envs, env.obs_dim),
+        action=torch.empty(num_steps, num_envs, *env.action_shape, dtype=env.action_dtype),
+        reward=torch.empty(num_steps, num_envs),
+        terminated=torch.empty(num_steps, num_envs, dtype=torch.bool),
+        truncated=torch.empty(num_steps, num_envs, dtype=torch.bool),
+    )
+    # The same memory as NumPy arrays: writing single numbers into tensors is several times slower.
+    obs, next_obs, _, reward, terminated, truncated = (x.numpy() for x in rollout)
+    finished = []
+    obs[0] = [env.obs for env in envs]
+    for t in range(num_steps):
+        with torch.no_grad():
+            rollout.action[t] = action = agent.sample(rollout.obs[t].to(noise.device), noise[t])
+        for i, (env, env_action) in enumerate(zip(envs, agent.env_action(action), strict=True)):
+            next_obs[t, i], reward[t, i], terminated[t, i], truncated[t, i], _ = env.step(env_action)
+            obs[t + 1, i] = next_obs[t, i]
+            if terminated[t, i] or truncated[t, i]:
+                finished.append((env.episodic_return, env.episodic_length))
+                obs[t + 1, i], _ = env.reset()
+    return rollout, finished
+
+
+def compute_gae(
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor,
+    gamma: float, gae_lambda: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 11 and 16).
+
+    All is (num_steps, num_envs), flags bool; returns (advantages, returns) in the dtype of `rewards`.
+    `next_values` is the value of each step's own next observation, before any reset. A fall has no future, so
+    nothing is bootstrapped from it; a time limit ends the sum, not the future, which V(next_obs) stands for.
+    """
+    deltas = rewards + gamma * next_values * ~terminated - values
+    carry = gamma * gae_lambda * ~(terminated | truncated)
+    advantages = torch.empty_like(deltas)
+    advantage = torch.zeros_like(deltas[0])
+    for t in reversed(range(len(deltas))):
+        advantages[t] = advantage = deltas[t] + carry[t] * advantage
+    return advantages, advantages + values
+
+
+def a2c_loss(
+    log_prob: Tensor, entropy: Tensor, value: Tensor, advantages: Tensor, returns: Tensor, args: Args
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of one rollout (arXiv:1602.01783, section 4) and its diagnostics, all (rows,) -> ().
+
+    The advantages are constants: the policy learns from them, and the critic from `returns` alone.
+    """
+    if args.norm_adv:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    policy_loss = (-log_prob * advantages).mean()
+    value_loss, entropy = 0.5 * ((value - returns) ** 2).mean(), entropy.mean()
+    loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+    return loss, {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+
+
+def flatten_parameters(agent: Agent) -> nn.Parameter:
+    """All parameters end to end in one vector, and their gradients too; each becomes a view of its part.
+
+    Clearing the gradient, clipping it and Adam's step are then one call each, not a dozen: on networks this
+    small a call costs more than its arithmetic.
+    """
+    parameters = list(agent.parameters())
+    sizes = [p.numel() for p in parameters]
+    flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
+    flat.grad = torch.zeros_like(flat)
+    for p, data, grad in zip(parameters, flat.data.split(sizes), flat.grad.split(sizes), strict=True):
+        p.data, p.grad = data.view_as(p), grad.view_as(p)
+    return flat
+
+
+def update(
+    agent: Agent, parameters: nn.Parameter, optimizer: torch.optim.Optimizer,
+    obs: Tensor, action: Tensor, advantages: Tensor, returns: Tensor, args: Args,
+) -> dict[str, float]:  # fmt: skip
+    """One gradient step on the whole rollout, given as rows. Returns the diagnostics from before the step."""
+    log_prob, entropy = agent.log_prob_entropy(obs, action)
+    loss, diagnostics = a2c_loss(log_prob, entropy, agent.value(obs), advantages, returns, args)
+    parameters.grad.zero_()
+    loss.backward()
+    if args.max_grad_norm > 0:
+        parameters.grad *= (args.max_grad_norm / (parameters.grad.norm() + 1e-6)).clamp(max=1)
+    optimizer.step()
+    return {name: value.item() for name, value in diagnostics.items()}
+
+
+def check_args(args: Args, env: FlatEnv) -> None:
+    """Raise Refusal, before anything has started, for settings that cannot work."""
+    check_ranges(args)
+    space, rows, total = env.action_space, args.num_envs * args.num_steps, args.total_timesteps
+    kind = f"--env-id {args.env_id} has {type(space).__name__} actions"
+    check(isinstance(space, (Box, Discrete)), f"{kind}, {SCRIPT}.py takes Discrete or Box ones")
+    wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
+    check(rows > 1 or not args.norm_adv, f"--norm-adv needs 2 rows in a rollout: give {wider}")
+    check(total >= rows, f"--total-timesteps {total} is less than one rollout: give {rows} or more")
+    check(not (args.break_ and args.break_reset), "--break and --break-reset: give only one of the two")
+
+
+@restores_process
+def train(args: Args) -> Agent:
+    """Train from args.seed, or go on where args.resume stopped; returns the agent. Raises Refusal (a
+    ValueError) for settings that cannot work, NonFinite when a loss or observation stops being a number."""
+    torch.set_num_threads(1)  # more would only wait for each other, and the bytes would depend on how many
+    check_args(args, make_env(args.env_id, args.env_kwargs))
+    envs = [make_env(args.env_id, args.env_kwargs, args.seed, index) for index in range(args.num_envs)]
+    with initial_weights(args.seed):
+        agent = Agent(envs[0], args).to(args.device)
+    parameters = flatten_parameters(agent)
+    optimizer = OPTIMIZERS[args.optimizer]([parameters], lr=args.learning_rate)
+    reward_scaling = RewardScaling(args.num_envs, args.gamma)
+    action_noise = RandomStream(args.seed, "action")
+    for env in envs:
+        env.reset()
+
+    T, N = args.num_steps, args.num_envs
+    num_iterations = args.total_timesteps // (T * N)
+
+    # All that a resumed run needs to end in the same bytes as one that was never cut.
+    state = {
+        "agent": agent,
+        "optimizer": optimizer,
+        "reward_scaling": reward_scaling,
+        "action_noise": action_noise,
+        **{f"env_{i}": env for i, env in enumerate(envs)},
+    }
+    first_iteration = 1  # unless the run is resumed
+    run = Run(SCRIPT, args, num_parameters=parameters.numel())
+    first_iteration = run.restore(state)
+
+    for iteration in range(first_iteration, num_iterations + 1):
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - (iteration - 1) / num_iterations)
+
+        noise = agent.draw_noise(action_noise, T, N, envs[0].action_dim).to(args.device)
+        rollout, finished = collect_rollout(agent, envs, noise)
+        require_finite(iteration, observation=rollout.next_obs, reward=rollout.reward)
+        obs, next_obs, action, reward, terminated, truncated = (x.to(args.device) for x in rollout)
+        if args.norm_reward:
+            reward = reward_scaling(reward, terminated | truncated)
+
+        # Acting needed no values: one pass over the finished rollout gives them all.
+        with torch.no_grad():
+            values = agent.value(torch.cat([obs, next_obs]))
+            value, value_after_reset, next_value = values[:T], values[1 : T + 1], values[T + 1 :]
+        value_at_time_limit = mean(next_value[truncated].tolist())
+        if args.break_:
+            terminated = terminated | truncated
+        if args.break_reset:
+            next_value = value_after_reset
+        advantages, returns = compute_gae(
+            reward, value, next_value, terminated, truncated, args.gamma, args.gae_lambda
+        )
+
+        rows = (x.flatten(0, 1) for x in (obs[:T], action, advantages, returns))
+        losses = update(agent, parameters, optimizer, *rows, args)
+        require_finite(iteration, loss=torch.tensor(losses["loss"]), parameters=parameters)
+        if args.norm_obs:
+            agent.obs_norm.update(obs[:T])
+
+        metrics = {
+            "iteration": iteration,
+            "global_step": iteration * T * N,
+            "episodes": len(finished),
+            "episodic_return": mean([score for score, _ in finished]),
+            "episodic_length": mean([length for _, length in finished]),
+            "value_at_time_limit": value_at_time_limit,
+            **losses,
+            "explained_variance": (1 - (returns - value).var() / returns.var()).item(),
+            "learning_rate": optimizer.param_groups[0]["lr"],
+        }
+        run.log(metrics)
+        run.save(iteration, state)
+        run.stop_if_asked()
+
+    run.finish(*evaluate(agent, args, run.film))
+    return agent
+
+
+def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[list[float], int]:
+    """Play `eval_episodes` episodes with the best action, on seeds that are the same for every run.
+
+    Returns the scores and how many episodes were stopped at `eval_max_steps`. Shares nothing with training:
+    the environment is its own and no random stream is drawn from. `film(env)` sees the first episode.
+    """
+    env = make_env(args.env_id, args.env_kwargs, stream="eval", render=film is not None)
+    scores, stopped = [], 0
+    for episode in range(args.eval_episodes):
+        obs, _ = env.reset()
+        done = False
+        while not done and env.episodic_length < args.eval_max_steps:
+            if film and episode == 0:
+                film(env)
+            with torch.no_grad():
+                action = agent.best(torch.tensor(obs[None], device=args.device))
+            obs, _, terminated, truncated, _ = env.step(agent.env_action(action)[0])
+            done = terminated or truncated
+        scores.append(env.episodic_return)
+        stopped += not done
+    env.close()
+    return scores, stopped
+
+
+def evaluate_only(args: Args) -> None:
+    """Evaluate the checkpoint in args.eval_only, print the result and write it to eval.json there."""
+    checkpoint = load_checkpoint(args, SCRIPT)
+    check(args.eval_episodes > 0, "--eval-only needs --eval-episodes 1 or more")
+    env = make_env(args.env_id, args.env_kwargs)
+    check_args(args, env)
+    agent = Agent(env, args).to(args.device)
+    agent.load_state_dict(checkpoint["state"]["agent"])
+    report_evaluation(args, checkpoint, *evaluate(agent, args))
+
+
+if __name__ == "__main__":
+    with command_line():
+        args = parse_args(Args, SCRIPT, __doc__)
+        evaluate_only(args) if args.eval_only is not None else train(args)
