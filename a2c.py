@@ -1,9 +1,9 @@
 """A2C, advantage actor-critic, for any Gymnasium environment with Discrete or Box actions.
 
-Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, without the asynchrony) takes one step along the policy
-gradient, -log_prob * advantage, for each short rollout of many environments, and then throws the rollout away.
-The idea to take away: PPO is this plus using the rollout again. In one epoch of one minibatch the ratio is 1, the
-clip never binds, the gradient of ratio * advantage *is* that of log_prob * advantage, and PPO is A2C
+Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, less the asynchrony) takes one step along the
+policy gradient, -log_prob * advantage, for each short rollout of many environments, and discards the rollout.
+The idea to take away: PPO is this, plus using the rollout again. In one epoch of one minibatch the ratio is 1,
+the clip never binds, the gradient of ratio * advantage *is* that of log_prob * advantage, and PPO is A2C
 (Huang et al. 2022, arXiv:2205.09123; tests/test_a2c.py trains both to the same bytes).
 
     python a2c.py --seed 0                             # run it: CartPole-v1
@@ -106,8 +106,8 @@ def categorical_entropy(logits: Tensor) -> Tensor:
 
 
 class Agent(nn.Module):
-    """Actor and critic: obs_dim -> hidden -> hidden -> action_dim, and -> 1. The actor's outputs
-    are the logits of a categorical policy, or the mean of a Gaussian whose deviation is the same everywhere."""
+    """Actor and critic: obs_dim -> hidden -> hidden -> action_dim, and -> 1. The actor puts out
+    the logits of a categorical policy, or the mean of a Gaussian whose deviation is the same everywhere."""
 
     def __init__(self, env: FlatEnv, args: Args) -> None:
         super().__init__()

@@ -47,6 +47,11 @@ def mean(values: list[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
+def fixed(value: float | None, digits: int) -> str:
+    """`value` with that many decimals, or a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
 def canonical(value: Any) -> Any:
     """A copy of `value` whose pickled bytes depend on its content alone.
 
@@ -168,7 +173,7 @@ class Run:
         self.first_step = first * self.batch_size
         self.seconds_before = self.lines[-1]["seconds"] if self.lines else 0.0
         self.started = self.last_row = time.perf_counter()
-        self.rows = 0
+        self.rows, self.shown = 0, len(self.lines)  # how much of the progress table has been printed
 
     def _resumed(self) -> dict[str, Any]:
         checkpoint = load_checkpoint(self.args, self.script)
@@ -286,24 +291,28 @@ class Run:
             self.recording.log(line)
         every = max(1, self.num_iterations // CONSOLE_ROWS)
         if iteration % every == 0 or iteration == self.num_iterations or now - self.last_row > ROW_SECONDS:
-            self._print_row(line, (self.num_iterations - iteration) * self.batch_size / sps)
-            self.last_row = now
+            left = (self.num_iterations - iteration) * self.batch_size / sps
+            self._print_row(self.lines[self.shown :], left)
+            self.last_row, self.shown = now, len(self.lines)
 
-    def _print_row(self, line: dict[str, Any], left: float) -> None:
+    def _print_row(self, lines: list[dict[str, Any]], left: float) -> None:
+        """One row of the progress table: means over `lines`, the iterations since the row before it."""
+        last, summary = lines[-1], train_summary(lines)
+        cells = [
+            ("step", 10, f"{last['global_step']:,}"),
+            ("return", 9, fixed(summary["train_return_mean"], 1)),
+            ("V@limit", 9, fixed(summary["value_at_time_limit"], 1)),
+        ]
+        if "approx_kl" in last:
+            cells += [("kl", 8, fixed(last["approx_kl"], 4)), ("clip", 7, fixed(last["clipfrac"], 2))]
+        cells += [
+            ("steps/s", 9, f"{last['sps']:,}"),
+            ("left", 8, f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"),
+        ]
         if self.rows == 0:
-            print("      step   return  V@limit      kl   clip  steps/s    left")
+            print("".join(f"{name:>{width}}" for name, width, _ in cells))
         self.rows += 1
-
-        def cell(name: str, form: str, width: int) -> str:
-            return f"{'-' if line.get(name) is None else format(line[name], form):>{width}}"
-
-        remaining = f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"
-        print(
-            f"{line['global_step']:>10,}"
-            f"{cell('episodic_return', '.1f', 9)}{cell('value_at_time_limit', '.1f', 9)}"
-            f"{cell('approx_kl', '.4f', 8)}{cell('clipfrac', '.2f', 7)}{line['sps']:>9,}{remaining:>8}",
-            flush=True,
-        )
+        print("".join(f"{text:>{width}}" for _, width, text in cells), flush=True)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"

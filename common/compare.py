@@ -1,0 +1,120 @@
+"""Compare runs: `python -m common.compare runs`, or any mix of runs, folders of runs and glob patterns.
+
+Runs that differ in nothing but their seed are one row: the mean over seeds and, beside it, the spread. Only
+the flags that differ between the rows are named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.cli import flag_name
+from common.run_log import fixed, mean, read_metrics
+
+UNFINISHED = "unfinished"
+
+
+class Finished(NamedTuple):
+    """A run that has its summary: where it is and what it came to."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+
+def find_runs(patterns: list[str]) -> list[Path]:
+    """The run folders that the arguments name, each once. A run folder is one that holds metrics.jsonl."""
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        for path in map(Path, sorted(glob.glob(pattern)) or [pattern]):
+            here = [path] if (path / "metrics.jsonl").exists() else sorted(path.glob("*/metrics.jsonl"))
+            found.update(dict.fromkeys(p if p.is_dir() else p.parent for p in here))
+    return list(found)
+
+
+def group_runs(runs: list[Finished]) -> dict[str, list[Finished]]:
+    """Runs equal in script, environment and args but for the seed, under a name: the script, the environment,
+    and of the flags only those that differ between runs of that script there."""
+    groups: dict[str, list[Finished]] = {}
+    for run in runs:
+        kind = (run.summary["script"], run.summary["env_id"])
+        alike = [r.summary["args"] for r in runs if (r.summary["script"], r.summary["env_id"]) == kind]
+        differing = [
+            describe(field, value)
+            for field, value in run.summary["args"].items()
+            if field != "seed" and any(args.get(field) != value for args in alike)
+        ]
+        groups.setdefault(" ".join([*kind, *differing]), []).append(run)
+    return groups
+
+
+def describe(field: str, value: Any) -> str:
+    """A flag as one would type it."""
+    if isinstance(value, bool):
+        return flag_name(field) if value else flag_name(field).replace("--", "--no-", 1)
+    return f"{flag_name(field)} {value}"
+
+
+def spread(values: list[float | None], digits: int) -> str:
+    """The mean of what there is, and +- its standard deviation over runs where there is more than one."""
+    known = [v for v in values if v is not None]
+    text = fixed(mean(known), digits)
+    return f"{text} +- {statistics.stdev(known):.{digits}f}" if len(known) > 1 else text
+
+
+def table(groups: dict[str, list[Finished]]) -> list[list[str]]:
+    """The rows to print, the header first."""
+    columns: dict[str, Callable[[list[Finished]], str]] = {
+        "seeds": lambda runs: str(len({run.summary["seed"] for run in runs})),
+        "evaluation": lambda runs: spread([run.summary["eval_return_mean"] for run in runs], 1),
+        "train return": lambda runs: spread([run.summary["train_return_mean"] for run in runs], 1),
+        "V@limit": lambda runs: spread([run.summary["value_at_time_limit"] for run in runs], 1),
+        "steps/s": lambda runs: f"{statistics.median(run.summary['sps'] for run in runs):,.0f}",
+    }
+    rows = [["run", *columns]]
+    rows += [[name, *(column(runs) for column in columns.values())] for name, runs in groups.items()]
+    return rows
+
+
+def print_table(rows: list[list[str]]) -> None:
+    """Numbers in columns under their headings; a name too long for an 80-column line stands on its own."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = 80 - sum(width + 2 for width in widths[1:])
+    for name, *cells in rows:
+        line = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        if len(name) > max(room, 12):
+            print(name)
+            name = ""
+        print(f"{name:<{max(min(widths[0], room), 12)}}{line}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table; returns the exit status, 2 where there is nothing to compare."""
+    parser = argparse.ArgumentParser(prog="python -m common.compare", description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, a folder of runs, or a pattern")
+    folders = find_runs(parser.parse_args(argv).runs)
+    if not folders:
+        print("no run there: give a folder that a script wrote, or a folder of such folders", file=sys.stderr)
+        return 2
+    done = [path for path in folders if (path / "summary.json").exists()]
+    runs = [Finished(path, json.loads((path / "summary.json").read_text("utf-8"))) for path in done]
+    groups = group_runs(runs)
+    if groups:
+        print_table(table(groups))
+    if any(len({run.summary["seed"] for run in members}) == 1 for members in groups.values()):
+        print("one run is noise: repeat a row with other seeds before believing a difference")
+    for path in folders:
+        if path not in done:
+            lines = read_metrics(path)
+            print(f"{UNFINISHED}: {path}, {lines[-1]['global_step'] if lines else 0:,} steps so far")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
