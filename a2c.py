@@ -2,8 +2,8 @@
 
 Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, less the asynchrony) takes one step along the
 policy gradient, -log_prob * advantage, for each short rollout of many environments, and discards the rollout.
-The idea to take away: PPO is this, plus using the rollout again. In one epoch of one minibatch the ratio is 1,
-the clip never binds, the gradient of ratio * advantage *is* that of log_prob * advantage, and PPO is A2C
+The idea to take away: PPO is this, plus using the rollout again. In one epoch of one minibatch the ratio is
+1, the clip never binds, the gradient of ratio * advantage *is* that of log_prob * advantage, and PPO is A2C
 (Huang et al. 2022, arXiv:2205.09123; tests/test_a2c.py trains both to the same bytes).
 
     python a2c.py --seed 0                             # run it: CartPole-v1

@@ -97,7 +97,7 @@ def print_table(rows: list[list[str]]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Print the table; returns the exit status, 2 where there is nothing to compare."""
     parser = argparse.ArgumentParser(prog="python -m common.compare", description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, a folder of runs, or a pattern")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, a folder of runs, or a glob pattern")
     folders = find_runs(parser.parse_args(argv).runs)
     if not folders:
         print("no run there: give a folder that a script wrote, or a folder of such folders", file=sys.stderr)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import socket
 import sys
@@ -42,7 +43,8 @@ PLOTS = {  # metrics key: (title, colour); the first two stand under the episode
 
 
 class Recording:
-    """One .rrd file, written while the run goes on and complete once closed.
+    """One .rrd file, written while the run goes on and complete once closed. Opened before that, or after a
+    run that was killed, it shows the curves so far.
 
     After construction nothing raises: what fails is reported once, in one sentence given to `warn`, and then
     left out. No global random stream is drawn from.
@@ -64,7 +66,8 @@ class Recording:
         self.frames, self.fps, self.bounds = 0, 30.0, None
         # Every flush stores a piece of every curve; many small pieces make a large file that opens slowly.
         batching = rr.ChunkBatcherConfig(flush_tick=0.2 if watch else 10.0)
-        self.stream = rr.RecordingStream(title, batcher_config=batching)
+        application = re.sub(r"[^A-Za-z0-9 _:-]", "-", title)  # else Rerun does it, and warns on stderr
+        self.stream = rr.RecordingStream(application, batcher_config=batching)
         self.stream.set_log_time_enabled(False)
         self.stream.set_log_tick_enabled(False)
         viewer = [rr.GrpcSink()] if watch and self._attempt("no viewer opens", self._open_viewer) else []
@@ -150,9 +153,8 @@ class Recording:
         if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             raise RuntimeError("there is no display")
         places = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-        self.rr.spawn(
-            connect=False, executable_path=shutil.which("rerun", path=places), recording=self.stream
-        )
+        viewer = shutil.which("rerun", path=places)
+        self.rr.spawn(connect=False, executable_path=viewer, recording=self.stream)
         # spawn returns even where the viewer died at once, and a stream to nobody delays the end of the run.
         socket.create_connection(("127.0.0.1", 9876), timeout=1).close()
 
@@ -185,9 +187,9 @@ class Recording:
             loop = rrb.components.AbsoluteTimeRange(0, self.frames - 1)
             play = {
                 "play_state": "playing",
+                "fps": self.fps,
                 "loop_mode": "selection",
                 "time_selection": loop,
-                "fps": self.fps,
             }
         columns = [rrb.Vertical(*views) for views in (left, right[0::2], right[1::2])]
         panel = rrb.TimePanel(timeline=TIMELINE, state="collapsed", **play)

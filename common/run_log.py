@@ -173,7 +173,8 @@ class Run:
         self.first_step = first * self.batch_size
         self.seconds_before = self.lines[-1]["seconds"] if self.lines else 0.0
         self.started = self.last_row = time.perf_counter()
-        self.rows, self.shown = 0, len(self.lines)  # how much of the progress table has been printed
+        self.shown, self.header_shown = len(self.lines), False  # how much of the progress table is printed
+        self.rows = first * CONSOLE_ROWS // self.num_iterations
 
     def _resumed(self) -> dict[str, Any]:
         checkpoint = load_checkpoint(self.args, self.script)
@@ -261,12 +262,16 @@ class Run:
             part.load_state_dict(self.checkpoint["state"][name])
         return self.checkpoint["iteration"] + 1
 
+    def due(self, iteration: int) -> bool:
+        """Whether `save` will write a checkpoint after this iteration."""
+        regular = iteration % self.args.checkpoint_every == 0 or iteration == self.num_iterations
+        return regular or bool(self.signal)
+
     def save(self, iteration: int, state: dict[str, Any]) -> None:
         """Write checkpoint.pt when it is due: at the start, every --checkpoint-every iterations, at the end,
         and when the run was asked to stop."""
-        due = iteration % self.args.checkpoint_every == 0 or iteration == self.num_iterations
         self.training = iteration < self.num_iterations
-        if not due and not self.signal:
+        if not self.due(iteration):
             return
         content = {
             "script": self.script,
@@ -277,23 +282,25 @@ class Run:
         }
         write_atomically(self.folder / "checkpoint.pt", lambda file: torch.save(canonical(content), file))
 
-    def log(self, metrics: dict[str, Any]) -> None:
-        """Write one iteration's metrics to metrics.jsonl and the recording, now and then to the console."""
+    def log(self, *metrics: dict[str, Any]) -> None:
+        """Write the metrics of one iteration, or of several at once, to metrics.jsonl and the recording, and now
+        and then a row to the console."""
         now = time.perf_counter()
-        seconds, iteration = now - self.started, metrics["iteration"]
-        sps = (metrics["global_step"] - self.first_step) / seconds
-        line = {**metrics, "sps": round(sps), "seconds": round(self.seconds_before + seconds, 3)}
-        line = {name: finite_or_none(value) for name, value in line.items()}
-        self.lines.append(line)
-        self.metrics.write(json.dumps(line) + "\n")
+        seconds, iteration = now - self.started, metrics[-1]["iteration"]
+        sps = (metrics[-1]["global_step"] - self.first_step) / seconds
+        clock = {"sps": round(sps), "seconds": round(self.seconds_before + seconds, 3)}
+        for line in metrics:
+            line = {name: finite_or_none(value) for name, value in {**line, **clock}.items()}
+            self.lines.append(line)
+            self.metrics.write(json.dumps(line) + "\n")
+            if self.recording:
+                self.recording.log(line)
         self.metrics.flush()
-        if self.recording:
-            self.recording.log(line)
-        every = max(1, self.num_iterations // CONSOLE_ROWS)
-        if iteration % every == 0 or iteration == self.num_iterations or now - self.last_row > ROW_SECONDS:
+        rows_due = iteration * CONSOLE_ROWS // self.num_iterations
+        if rows_due > self.rows or iteration == self.num_iterations or now - self.last_row > ROW_SECONDS:
             left = (self.num_iterations - iteration) * self.batch_size / sps
             self._print_row(self.lines[self.shown :], left)
-            self.last_row, self.shown = now, len(self.lines)
+            self.rows, self.last_row, self.shown = rows_due, now, len(self.lines)
 
     def _print_row(self, lines: list[dict[str, Any]], left: float) -> None:
         """One row of the progress table: means over `lines`, the iterations since the row before it."""
@@ -309,9 +316,9 @@ class Run:
             ("steps/s", 9, f"{last['sps']:,}"),
             ("left", 8, f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"),
         ]
-        if self.rows == 0:
+        if not self.header_shown:
             print("".join(f"{name:>{width}}" for name, width, _ in cells))
-        self.rows += 1
+        self.header_shown = True
         print("".join(f"{text:>{width}}" for _, width, text in cells), flush=True)
 
     def _on_signal(self, number: int, frame: Any) -> None:
@@ -337,8 +344,8 @@ class Run:
         if self.recording:
             self.recording.film(env)
 
-    def finish(self, returns: list[float], stopped: int) -> None:
-        """Write summary.json and say what came of the run and what to do next."""
+    def finish(self, returns: list[float], stopped: int, **more: Any) -> None:
+        """Write summary.json, with `more` in it, and say what came of the run and what to do next."""
         self.training = False
         seconds = self.lines[-1]["seconds"]
         steps = self.lines[-1]["global_step"]
@@ -353,6 +360,7 @@ class Run:
             **train_summary(self.lines),
             "train_seconds": seconds,
             "sps": round(steps / seconds),
+            **more,
         }
         write_json(self.folder / "summary.json", content)
         self.close()

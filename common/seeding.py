@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-STREAMS = ("init", "action", "minibatch", "env", "eval")
+STREAMS = ("init", "action", "minibatch", "env", "eval", "reset")
 Function = TypeVar("Function", bound=Callable)
 
 
@@ -28,10 +28,10 @@ def derive_seed(seed: int, stream: str, *index: int) -> int:
 
 
 class RandomStream:
-    """A torch generator of its own, with a state that a checkpoint can hold. Draws on the CPU."""
+    """A torch generator of its own, with a state that a checkpoint can hold."""
 
-    def __init__(self, seed: int, stream: str) -> None:
-        self.generator = torch.Generator().manual_seed(derive_seed(seed, stream))
+    def __init__(self, seed: int, stream: str, device: str = "cpu") -> None:
+        self.generator = torch.Generator(device).manual_seed(derive_seed(seed, stream))
 
     def normal(self, *shape: int) -> torch.Tensor:
         """Standard normal noise, float32."""

@@ -41,7 +41,7 @@ class RunningNorm(nn.Module):
         self.count.copy_(total)
 
 
-class RewardScaling:
+class RewardScaling(nn.Module):
     """Divide rewards by the spread of the discounted return, clipped to +-10; never centred, since a shift of
     the reward changes which policy is best wherever episodes differ in length.
 
@@ -50,24 +50,18 @@ class RewardScaling:
     """
 
     def __init__(self, num_envs: int, gamma: float) -> None:
+        super().__init__()
         self.gamma = gamma
-        self.running_return = torch.zeros(num_envs, dtype=torch.float64)
+        self.register_buffer("running_return", torch.zeros(num_envs, dtype=torch.float64))
         self.spread = RunningNorm(1)
 
-    def __call__(self, rewards: torch.Tensor, done: torch.Tensor) -> torch.Tensor:
+    @torch.no_grad()
+    def forward(self, rewards: torch.Tensor, done: torch.Tensor) -> torch.Tensor:
         """Take in a rollout, then scale it: float[num_steps, num_envs] and bool of that shape -> float."""
         returns = []
         for reward, ended in zip(rewards.to(torch.float64), done, strict=True):
-            self.running_return = self.gamma * self.running_return + reward
-            returns.append(self.running_return)
-            self.running_return = self.running_return * ~ended
+            returns.append(self.gamma * self.running_return + reward)
+            self.running_return.copy_(returns[-1] * ~ended)
         self.spread.update(torch.stack(returns).reshape(-1, 1))
         std = (self.spread.var + 1e-8).sqrt().to(rewards.dtype)
         return (rewards / std).clamp(-CLIP, CLIP)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"running_return": self.running_return, **self.spread.state_dict()}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.running_return = state["running_return"]
-        self.spread.load_state_dict({name: state[name] for name in ("mean", "var", "count")})

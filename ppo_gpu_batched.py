@@ -1,0 +1,604 @@
+"""PPO on a CPU or a GPU, in thousands of environments that are rows of tensors on that one device.
+
+Gymnasium steps one environment at a time, in Python. Here nothing leaves the device: environments, policy and
+update read and write tensors that never move. The idea to take away: once all random numbers of an iteration are
+drawn up front, and every number that changes lives in a tensor, then the rollout, GAE and the update are fixed
+sequences of tensor operations. A GPU can record such a sequence as a CUDA graph and replay it without Python in
+between; without CUDA the same functions run as they are, or fused by --compile.
+
+    python ppo_gpu_batched.py --seed 0                       # run it: CartPole-v1
+    python ppo_gpu_batched.py --seed 0 --compile             # the same, compiled first
+    python ppo_gpu_batched.py --seed 0 --no-clip-ratio       # ablate it
+    python ppo_gpu_batched.py --seed 0 --break               # break it: see V@limit
+    python ppo_gpu_batched.py --resume runs/NAME             # go on after Ctrl-C, to the same bytes
+    python ppo_gpu_batched.py --eval-only runs/NAME          # play the saved policy
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from gymnasium.spaces import Discrete
+from torch import Tensor, nn
+
+from common.cli import check, check_ranges, command_line, flag, load_checkpoint, parse_args
+from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
+from common.envs.batched import BATCHED_ENVS, BatchedEnv, make_batched_env
+from common.run_log import Run, report_evaluation, require_finite
+from common.seeding import RandomStream, initial_weights, restores_process
+
+SCRIPT = Path(__file__).stem
+SUMS = ("episodes", "return_sum", "length_sum", "limits", "limit_value_sum", "diverged")
+LOSSES = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
+SCHEDULED = ("learning_rate", "clip_coef", "ent_coef")
+METRICS = (*SUMS, *LOSSES, "explained_variance", *SCHEDULED)
+COMPILE_OPTIONS = {"cpp.use_decompose_tanh": True}  # Inductor's own tanh: exact to 1.8e-7 and twice as fast
+
+# The functions of an iteration come first. Each reads and writes tensors in place and decides nothing by a tensor's
+# value, so a CUDA graph of it does exactly what it does.
+
+
+@torch.no_grad()
+def begin_iteration(memory: Memory, args: Args) -> None:
+    """Count the iteration, set what is annealed for it, and clear its sums."""
+    left = 1 - memory.iteration / (args.total_timesteps // (args.num_envs * args.num_steps))
+    for name, annealed in zip(SCHEDULED, (args.anneal_lr, args.anneal_clip, args.anneal_ent), strict=True):
+        if annealed:
+            memory.get_buffer(name).copy_(getattr(args, name) * left)
+    memory.iteration.add_(1)
+    memory.sums.zero_()
+    memory.active.fill_(True)
+
+
+@torch.no_grad()
+def step_lanes(
+    agent: Agent, env: BatchedEnv, memory: Memory, args: Args, noise: Tensor, reset_noise: Tensor,
+    obs: Tensor, obs_after: Tensor, next_obs: Tensor, action: Tensor, reward: Tensor, terminated: Tensor,
+    truncated: Tensor,
+) -> None:  # fmt: skip
+    """Step every lane once and write what happened into one row of the rollout.
+
+    A lane whose observation or reward diverges is ended before anything of it is recorded: terminated, with
+    reward 0 and its own obs for next_obs. A NaN is found too, since abs(nan) < bound is false.
+    """
+    action.copy_(agent.sample(obs, noise))
+    seen, paid, fell, timed_out = env.advance(action)
+    sound = (seen.abs() < args.divergence_bound).all(-1) & (paid.abs() < args.divergence_bound)
+    next_obs.copy_(torch.where(sound.unsqueeze(-1), seen, obs))
+    reward.copy_(torch.where(sound, paid, 0.0))
+    terminated.copy_(fell | ~sound)
+    truncated.copy_(timed_out)
+    done = terminated | truncated
+    env.reset_lanes(done, reset_noise)
+    obs_after.copy_(env.obs())
+
+    memory.episodic_return.add_(reward)
+    memory.episodic_length.add_(1)
+    ended = torch.stack([done, done * memory.episodic_return, done * memory.episodic_length])
+    memory.sums[:3].add_(ended.sum(1))
+    memory.sums[5].add_((~sound).sum())
+    memory.episodic_return.mul_(~done)
+    memory.episodic_length.mul_(~done)
+
+
+def collect_rollout(step: Callable, agent: Agent, env: BatchedEnv, memory: Memory, args: Args) -> None:
+    """`step` every lane num_steps times, with noise that is drawn already."""
+    memory.obs[0].copy_(env.obs())
+    for row in zip(
+        memory.action_noise, memory.reset_noise, memory.obs[:-1], memory.obs[1:], memory.next_obs,
+        memory.action, memory.reward, memory.terminated, memory.truncated, strict=True,
+    ):  # fmt: skip
+        step(agent, env, memory, args, *row)
+
+
+@torch.no_grad()
+def estimate_advantages(agent: Agent, reward_scaling: RewardScaling, memory: Memory, args: Args) -> None:
+    """Values, log-probabilities and advantages of the rollout, packed with it into one row for each step, so that
+    gathering a minibatch is one call."""
+    obs, next_obs, action, T = memory.obs, memory.next_obs, memory.action, args.num_steps
+    reward, terminated, truncated = memory.reward, memory.terminated, memory.truncated
+    if args.norm_reward:
+        reward = reward_scaling(reward, terminated | truncated)
+    values = agent.value(torch.cat([obs, next_obs]))
+    value, value_after_reset, next_value = values[:T], values[1 : T + 1], values[T + 1 :]
+    log_prob, _ = agent.log_prob_entropy(obs[:T], action)
+    memory.sums[3:5].add_(torch.stack([truncated, torch.where(truncated, next_value, 0.0)]).sum((1, 2)))
+    if args.break_:
+        terminated = terminated | truncated
+    if args.break_reset:
+        next_value = value_after_reset
+    advantages, returns = compute_gae(
+        reward, value, next_value, terminated, truncated, args.gamma, args.gae_lambda
+    )
+    memory.explained_variance.copy_(1 - (returns - value).var() / returns.var())
+    columns = (action.reshape(T, args.num_envs, -1), *(x.unsqueeze(-1) for x in (log_prob, value, advantages, returns)))
+    memory.rows.copy_(torch.cat([obs[:T], *columns], -1).flatten(0, 1))
+
+
+def minibatch_loss(
+    parameters: Tensor, agent: Agent, rows: Tensor, memory: Memory, args: Args
+) -> tuple[Tensor, Tensor]:
+    """The loss of packed rows under a flat vector of parameters, and its diagnostics in the order of LOSSES."""
+    obs, action, *old = rows.split([agent.obs_dim, rows.shape[1] - agent.obs_dim - 4, 1, 1, 1, 1], 1)
+    action = action.squeeze(1).long() if agent.discrete else action
+    parts = parameters.split([p.numel() for p in agent.parameters()])
+    weights = {name: part.view_as(p) for (name, p), part in zip(agent.named_parameters(), parts, strict=True)}
+    log_prob, entropy, value = torch.func.functional_call(agent, weights, (obs, action))
+    now = replace(args, clip_coef=memory.clip_coef, ent_coef=memory.ent_coef)  # the tensors, for they change
+    loss, diagnostics = ppo_loss(log_prob, entropy, value, *(x.squeeze(1) for x in old), now)
+    return loss, torch.stack(list(diagnostics.values())).detach()
+
+
+def update_minibatch(agent: Agent, parameters: Tensor, memory: Memory, args: Args) -> None:
+    """One gradient step on the rows that memory.index names: Adam (Kingma and Ba 2015, arXiv:1412.6980, algorithm
+    1) with all that changes in tensors. Once memory.active is false it leaves every one of them as it is."""
+    rows = memory.rows.index_select(0, memory.index)
+    gradient, (_, diagnostics) = torch.func.grad_and_value(minibatch_loss, has_aux=True)(
+        parameters, agent, rows, memory, args
+    )
+    memory.epoch_sum.add_(diagnostics)
+    if args.max_grad_norm > 0:
+        gradient = gradient * (args.max_grad_norm / (gradient.norm() + 1e-6)).clamp(max=1)
+    step = memory.adam_step + 1
+    mean = memory.adam_mean.lerp(gradient, 1 - 0.9)
+    square = memory.adam_square.lerp(gradient.square(), 1 - 0.999)
+    spread = (square / (1 - 0.999**step)).sqrt() + 1e-5
+    moved = parameters - memory.learning_rate * mean / (1 - 0.9**step) / spread
+    state = (memory.adam_step, memory.adam_mean, memory.adam_square, parameters)
+    for old, new in zip(state, (step, mean, square, moved), strict=True):
+        old.copy_(torch.where(memory.active, new, old))
+
+
+@torch.no_grad()
+def end_epoch(memory: Memory, args: Args) -> None:
+    """Keep the diagnostics of the last epoch that moved the policy. Past target_kl, none that follows will."""
+    means = memory.epoch_sum / args.num_minibatches
+    memory.losses.copy_(torch.where(memory.active, means, memory.losses))
+    memory.epoch_sum.zero_()
+    if args.target_kl is not None:
+        memory.active.logical_and_(memory.losses[LOSSES.index("approx_kl")] <= args.target_kl)
+
+
+@torch.no_grad()
+def end_iteration(agent: Agent, memory: Memory, args: Args) -> None:
+    """Write the iteration's row of metrics; then adapt the learning rate and take in the observations."""
+    scheduled = [memory.get_buffer(name) for name in SCHEDULED]
+    row = torch.cat([memory.sums, memory.losses, torch.stack([memory.explained_variance, *scheduled])])
+    slot = (memory.iteration - 1).remainder(args.log_every).long()
+    memory.metrics.index_copy_(0, slot.unsqueeze(0), row.unsqueeze(0))
+    if args.adaptive_kl is not None:
+        kl, rate = memory.losses[LOSSES.index("approx_kl")], memory.learning_rate
+        slower = torch.where(kl > 2 * args.adaptive_kl, rate / 1.5, rate)
+        adapted = torch.where((kl < args.adaptive_kl / 2) & (kl > 0), rate * 1.5, slower)
+        rate.copy_(adapted.clamp(1e-5, 1e-2))
+    if args.norm_obs:
+        agent.obs_norm.update(memory.obs[:-1])
+
+
+def capture(function: Callable[[], None]) -> Callable[[], None]:
+    """Record `function` as a CUDA graph. That executes nothing; calling what is returned executes all of it."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay
+
+
+def compute_gae(
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor,
+    gamma: float, gae_lambda: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 11 and 16).
+
+    All is (num_steps, num_envs), flags bool; returns (advantages, returns) in the dtype of `rewards`.
+    `next_values` is the value of each step's own next observation, before any reset. A fall has no future, so
+    nothing is bootstrapped from it; a time limit ends the sum, not the future, which V(next_obs) stands for.
+    """
+    deltas = rewards + gamma * next_values * ~terminated - values
+    carry = gamma * gae_lambda * ~(terminated | truncated)
+    advantages = torch.empty_like(deltas)
+    advantage = torch.zeros_like(deltas[0])
+    for t in reversed(range(len(deltas))):
+        advantages[t] = advantage = deltas[t] + carry[t] * advantage
+    return advantages, advantages + values
+
+
+def ppo_loss(
+    log_prob: Tensor, entropy: Tensor, value: Tensor,
+    old_log_prob: Tensor, old_value: Tensor, advantages: Tensor, returns: Tensor, args: Args,
+) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+    """The loss of one minibatch (arXiv:1707.06347, eq. 7 and 9) and its diagnostics, all (rows,) -> ().
+
+    The clip takes the smaller of two surrogates, so it binds only where moving further would *gain*: above
+    1 + clip_coef when the advantage is positive, below 1 - clip_coef when it is negative.
+    """
+    if args.norm_adv:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    log_ratio = log_prob - old_log_prob
+    ratio = log_ratio.exp()
+    surrogate = ratio * advantages
+    if args.clip_ratio:
+        clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+        surrogate = torch.min(surrogate, clipped_ratio * advantages)
+    squared_error = (value - returns) ** 2
+    if args.clip_vloss:
+        clipped_value = old_value + (value - old_value).clamp(-args.clip_coef, args.clip_coef)
+        squared_error = torch.max(squared_error, (clipped_value - returns) ** 2)
+    policy_loss, value_loss, entropy = -surrogate.mean(), 0.5 * squared_error.mean(), entropy.mean()
+    loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+    with torch.no_grad():
+        approx_kl = (ratio - 1 - log_ratio).mean()  # low variance, never negative: joschu.net/blog/kl-approx
+        clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
+    diagnostics = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+    return loss, {**diagnostics, "approx_kl": approx_kl, "clipfrac": clipfrac}
+
+
+@dataclass
+class Args:
+    seed: int = 0  # every random stream of the run follows from it
+    env_id: str = "CartPole-v1"  # one of the batched environments in common/envs/batched.py
+    total_timesteps: int = 1_638_400  # environment steps; rounded down to whole rollouts
+    num_envs: int = 1024  # lanes stepped together
+    num_steps: int = 32  # steps of each lane in a rollout
+    learning_rate: float = 2e-3  # Adam's step size
+    anneal_lr: bool = True  # learning rate falls linearly to 0; turn it off for --adaptive-kl
+    adaptive_kl: float | None = None  # steer approx_kl to this by the learning rate, in place of --anneal-lr
+    gamma: float = 0.99  # discount
+    gae_lambda: float = 0.95  # GAE's mix of bootstraps; 1.0: no bias, more variance
+    num_minibatches: int = 4  # gradient steps an epoch
+    update_epochs: int = 4  # passes over each rollout
+    norm_adv: bool = True  # advantages to mean 0, std 1 in each minibatch
+    clip_coef: float = 0.2  # how far the ratio may move before the surrogate stops paying
+    anneal_clip: bool = False  # clip_coef falls linearly to 0
+    clip_ratio: bool = True  # the surrogate clip itself
+    clip_vloss: bool = False  # clip the value's move by clip_coef too
+    ent_coef: float = 0.0  # weight of the entropy bonus
+    anneal_ent: bool = False  # ent_coef falls linearly to 0
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # global gradient-norm clip; 0: off
+    target_kl: float | None = None  # mask an iteration's further epochs once approx_kl passes it; see --adaptive-kl
+    hidden_dim: int = 64  # width of both hidden layers
+    orthogonal_init: bool = True  # orthogonal weights
+    shared_trunk: bool = False  # one body for actor and critic
+    log_std_init: float = 0.0  # initial log standard deviation of a continuous action
+    norm_obs: bool = False  # observations to running mean 0, std 1
+    norm_reward: bool = False  # rewards divided by the running spread of the discounted return
+    divergence_bound: float = 1e6  # a lane is ended when its observation or reward is not below it
+    break_: Annotated[bool, flag(name="break")] = False  # BUG on purpose: a time limit is taken for a fall
+    break_reset: bool = False  # BUG on purpose: a time limit bootstraps from the next episode's first obs
+    device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")  # for everything
+    threads: int = field(default_factory=lambda: os.cpu_count() or 1)  # of the CPU; the bytes depend on it
+    cuda_graph: bool = True  # replay each iteration as CUDA graphs, where the device is CUDA
+    compile: bool = False  # fuse the functions of an iteration by torch.compile
+    log_every: int = 10  # iterations between reads from the device
+    eval_episodes: int = 20  # episodes of the final evaluation; 0: none
+    eval_max_steps: int = 10_000  # an evaluation episode that has not ended by then is stopped
+    checkpoint_every: int = 10  # iterations between checkpoints
+    rerun: bool = True  # write recording.rrd
+    watch: bool = False  # open the Rerun viewer and stream to it while training
+    out: str | None = None  # the run's folder; default: a fresh one under runs/
+    resume: str | None = None  # a run's folder: go on in it
+    eval_only: str | None = None  # a run's folder: only evaluate its checkpoint
+
+
+def layer_init(layer: nn.Linear, gain: float) -> nn.Linear:
+    """Orthogonal weights scaled by `gain` (Saxe et al. 2014, arXiv:1312.6120) and zero biases."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+    """log N(action; mean, exp(log_std)^2), summed over the last axis: (..., action_dim) -> (...)."""
+    z = (action - mean) * torch.exp(-log_std)
+    return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+def gaussian_entropy(log_std: Tensor) -> Tensor:
+    """Differential entropy of the diagonal Gaussian in nats: (action_dim,) -> ()."""
+    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+
+def categorical_log_prob(logits: Tensor, action: Tensor) -> Tensor:
+    """log softmax(logits)[action]: (..., actions) and int64 (...) -> (...)."""
+    return logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def categorical_entropy(logits: Tensor) -> Tensor:
+    """Entropy of softmax(logits) in nats: (..., actions) -> (...)."""
+    log_probs = logits.log_softmax(-1)
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+class Agent(nn.Module):
+    """Actor and critic: obs_dim -> hidden -> hidden -> action_dim, and -> 1. The actor puts out
+    the logits of a categorical policy, or the mean of a Gaussian whose deviation is the same everywhere."""
+
+    def __init__(self, env: FlatEnv, args: Args) -> None:
+        super().__init__()
+        self.obs_dim, self.action_dim = env.obs_dim, env.action_dim
+
+        def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+            layer = nn.Linear(inputs, outputs)
+            return layer_init(layer, gain) if args.orthogonal_init else layer
+
+        def body() -> list[nn.Module]:
+            first = linear(env.obs_dim, args.hidden_dim, math.sqrt(2))
+            second = linear(args.hidden_dim, args.hidden_dim, math.sqrt(2))
+            return [self.obs_norm, first, nn.Tanh(), second, nn.Tanh()]
+
+        # A layer of the networks: its statistics are saved with them, and a forward pass never changes them.
+        self.obs_norm = RunningNorm(env.obs_dim) if args.norm_obs else nn.Identity()
+        actor_body = body()
+        critic_body = actor_body if args.shared_trunk else body()
+        # A small gain makes the first policy nearly the same in every state: exploration starts unbiased.
+        self.actor = nn.Sequential(*actor_body, linear(args.hidden_dim, env.action_dim, 0.01))
+        self.critic = nn.Sequential(*critic_body, linear(args.hidden_dim, 1, 1.0))
+        self.discrete = isinstance(env.action_space, Discrete)
+        if not self.discrete:
+            self.log_std = nn.Parameter(torch.full((env.action_dim,), args.log_std_init))
+            for name, bound in (("low", env.action_space.low), ("high", env.action_space.high)):
+                bound = torch.as_tensor(bound.reshape(-1), dtype=torch.float32)
+                self.register_buffer(name, bound, persistent=False)
+
+    def draw_noise(self, stream: RandomStream, *shape: int) -> Tensor:
+        """What `sample` adds to the actor's outputs: Gumbel noise for logits, normal noise for a mean."""
+        return -torch.log(-torch.log(stream.uniform(*shape))) if self.discrete else stream.normal(*shape)
+
+    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
+        """An action for each row. With Gumbel noise, the largest sum is a draw from softmax(logits)."""
+        if self.discrete:
+            return (self.actor(obs) + noise).argmax(-1)
+        return self.actor(obs) + self.log_std.exp() * noise
+
+    def best(self, obs: Tensor) -> Tensor:
+        """The action an evaluation takes: the most probable, or the mean."""
+        return self.actor(obs).argmax(-1) if self.discrete else self.actor(obs)
+
+    def value(self, obs: Tensor) -> Tensor:
+        """V(obs): (..., obs_dim) -> (...)."""
+        return self.critic(obs).squeeze(-1)
+
+    def forward(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """log_prob, entropy and value together, for `functional_call`."""
+        return *self.log_prob_entropy(obs, action), self.value(obs)
+
+    def env_action(self, action: Tensor) -> np.ndarray:
+        """What the environment is given: the index itself, or the vector clipped to its bounds."""
+        return (action if self.discrete else action.clamp(self.low, self.high)).cpu().numpy()
+
+    def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of actions (...,) and the entropy of the policy, (...,) or for the Gaussian ()."""
+        output = self.actor(obs)
+        if self.discrete:
+            return categorical_log_prob(output, action), categorical_entropy(output)
+        return gaussian_log_prob(output, self.log_std, action), gaussian_entropy(self.log_std)
+
+
+def flatten_parameters(agent: Agent) -> nn.Parameter:
+    """All parameters end to end in one vector, and their gradients too; each becomes a view of its part.
+
+    Clearing the gradient, clipping it and Adam's step are then one call each, not a dozen: on networks this
+    small a call costs more than its arithmetic.
+    """
+    parameters = list(agent.parameters())
+    sizes = [p.numel() for p in parameters]
+    flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
+    flat.grad = torch.zeros_like(flat)
+    for p, data, grad in zip(parameters, flat.data.split(sizes), flat.grad.split(sizes), strict=True):
+        p.data, p.grad = data.view_as(p), grad.view_as(p)
+    return flat
+
+
+class Memory(nn.Module):
+    """Every tensor that one function of an iteration leaves for the next, at an address that never changes.
+    T = num_steps, N = num_envs. What a checkpoint needs of them is in the state_dict."""
+
+    def __init__(self, agent: Agent, env: BatchedEnv, num_parameters: int, args: Args) -> None:
+        super().__init__()
+        self.device = args.device
+        T, N, rows = args.num_steps, args.num_envs, args.num_steps * args.num_envs
+        action_shape = () if agent.discrete else (agent.action_dim,)
+        # What happened, row by row of time.
+        self.add("obs", T + 1, N, env.obs_dim)
+        self.add("next_obs", T, N, env.obs_dim)
+        self.add("action", T, N, *action_shape, dtype=torch.int64 if agent.discrete else torch.float32)
+        self.add("reward", T, N)
+        self.add("terminated", T, N, dtype=torch.bool)
+        self.add("truncated", T, N, dtype=torch.bool)
+        self.add("episodic_return", N, saved=True)
+        self.add("episodic_length", N, saved=True)
+        # All random numbers of an iteration, drawn before it.
+        self.add("action_noise", T, N, agent.action_dim)
+        self.add("reset_noise", T, N, env.reset_noise_dim)
+        self.add("order", args.update_epochs, args.num_minibatches, rows // args.num_minibatches, dtype=torch.int64)
+        # The update.
+        self.add("rows", rows, env.obs_dim + math.prod(action_shape) + 4)
+        self.add("index", rows // args.num_minibatches, dtype=torch.int64)
+        self.add("active", dtype=torch.bool)
+        self.add("adam_step", saved=True)
+        self.add("adam_mean", num_parameters, saved=True)
+        self.add("adam_square", num_parameters, saved=True)
+        # What is scheduled and what is measured.
+        self.add("iteration", saved=True)
+        for name in SCHEDULED:
+            self.add(name, saved=True)
+            self.get_buffer(name).fill_(getattr(args, name))
+        self.add("sums", len(SUMS))
+        self.add("epoch_sum", len(LOSSES))
+        self.add("losses", len(LOSSES))
+        self.add("explained_variance")
+        self.add("metrics", args.log_every, len(METRICS))
+
+    def add(self, name: str, *shape: int, dtype: torch.dtype = torch.float32, saved: bool = False) -> None:
+        self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=self.device), persistent=saved)
+
+
+def draw(memory: Memory, action: RandomStream, reset: RandomStream, order: RandomStream, discrete: bool) -> None:
+    """Fill in the noise and the minibatch order of one iteration."""
+    if discrete:
+        memory.action_noise.exponential_(generator=action.generator).log_().neg_()  # Gumbel's distribution
+    else:
+        memory.action_noise.normal_(generator=action.generator)
+    memory.reset_noise.uniform_(generator=reset.generator)
+    for epoch in memory.order:
+        torch.randperm(epoch.numel(), generator=order.generator, out=epoch.view(-1))
+
+
+def read_metrics(memory: Memory, iterations: range, args: Args) -> list[dict[str, float | None]]:
+    """Fetch the metrics of these iterations, at most log_every, from the device: the only wait for it. Raises
+    NonFinite where a loss has stopped being a number."""
+    table, lines = memory.metrics.tolist(), []
+    for iteration in iterations:
+        row = dict(zip(METRICS, table[(iteration - 1) % args.log_every], strict=True))
+        require_finite(iteration, loss=torch.tensor(row["loss"]))
+        episodes, returns, lengths, limits, limit_values = (row.pop(name) for name in SUMS[:5])
+        lines.append({
+            "iteration": iteration,
+            "global_step": iteration * args.num_steps * args.num_envs,
+            "episodes": int(episodes),
+            "episodic_return": returns / episodes if episodes else None,
+            "episodic_length": lengths / episodes if episodes else None,
+            "value_at_time_limit": limit_values / limits if limits else None,
+            **row,
+        })  # fmt: skip
+    return lines
+
+
+def check_args(args: Args, env: FlatEnv) -> None:
+    """Raise Refusal, before anything has started, for settings that cannot work."""
+    check_ranges(args)
+    known = ", ".join(BATCHED_ENVS)
+    check(args.env_id in BATCHED_ENVS, f"--env-id {args.env_id} has no batched form: choose one of {known}")
+    rows, minibatches = args.num_envs * args.num_steps, args.num_minibatches
+    fits = math.gcd(rows, minibatches)
+    check(fits == minibatches, f"--num-minibatches {minibatches} does not divide {rows} rows: {fits} does")
+    wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
+    check(rows > minibatches or not args.norm_adv, f"--norm-adv needs 2 rows in a minibatch: give {wider}")
+    total = args.total_timesteps
+    check(total >= rows, f"--total-timesteps {total} is less than one rollout: give {rows} or more")
+    check(not (args.break_ and args.break_reset), "--break and --break-reset: give only one of the two")
+    one = not (args.anneal_lr and args.adaptive_kl is not None)
+    check(one, "--adaptive-kl and --anneal-lr both set the learning rate: add --no-anneal-lr")
+
+
+@restores_process
+def train(args: Args) -> Agent:
+    """Train from args.seed, or go on where args.resume stopped; returns the agent. Raises Refusal (a
+    ValueError) for settings that cannot work, NonFinite when a loss or observation stops being a number."""
+    torch.set_num_threads(args.threads)
+    check_args(args, make_env("CartPole-v1"))
+    env = make_batched_env(args.env_id, args.num_envs, args.device)
+    with initial_weights(args.seed):
+        agent = Agent(make_env(args.env_id), args).to(args.device)
+    parameters = flatten_parameters(agent).detach()
+    memory = Memory(agent, env, parameters.numel(), args)
+    reward_scaling = RewardScaling(args.num_envs, args.gamma).to(args.device)
+    streams = [RandomStream(args.seed, name, args.device) for name in ("action", "reset", "minibatch")]
+    env.reset(torch.rand(args.num_envs, env.reset_noise_dim, generator=streams[1].generator, device=args.device))
+
+    num_iterations = args.total_timesteps // (args.num_steps * args.num_envs)
+    fuse = partial(torch.compile, options=COMPILE_OPTIONS) if args.compile else lambda function: function
+    functions = [
+        partial(begin_iteration, memory, args),
+        partial(collect_rollout, fuse(step_lanes), agent, env, memory, args),
+        partial(fuse(estimate_advantages), agent, reward_scaling, memory, args),
+        partial(fuse(update_minibatch), agent, parameters, memory, args),
+        partial(end_epoch, memory, args),
+        partial(end_iteration, agent, memory, args),
+    ]
+
+    # All that a resumed run needs to end in the same bytes as one that was never cut.
+    state = {
+        "agent": agent,
+        "memory": memory,
+        "reward_scaling": reward_scaling,
+        "env": env,
+        **dict(zip(("action_noise", "reset_noise", "minibatch_order"), streams, strict=True)),
+    }
+    first_iteration = 1  # unless the run is resumed
+    run = Run(SCRIPT, args, num_parameters=parameters.numel())
+    first_iteration = run.restore(state)
+    captured, unread = False, first_iteration
+
+    for iteration in range(first_iteration, num_iterations + 1):
+        draw(memory, *streams, agent.discrete)
+        begin, collect, estimate, update, finish_epoch, finish = functions
+        begin()
+        collect()
+        estimate()
+        for epoch in memory.order:
+            for minibatch in epoch:
+                memory.index.copy_(minibatch)
+                update()
+            finish_epoch()
+        finish()
+
+        if iteration == first_iteration and args.cuda_graph:  # which has run eagerly, and so is the warm-up
+            try:
+                functions = [capture(function) for function in functions]
+                captured = True
+            except RuntimeError as error:
+                reason = str(error).splitlines()[0]
+                run.say(f"iterations run eagerly: no CUDA graph could be captured ({reason})")
+
+        reading = iteration % args.log_every == 0 or iteration == num_iterations
+        reading = reading or run.due(iteration)
+        if reading:
+            require_finite(iteration, parameters=parameters, observation=memory.obs)
+            lines = read_metrics(memory, range(unread, iteration + 1), args)
+            unread = iteration + 1
+            run.log(*lines)
+        run.save(iteration, state)
+        run.stop_if_asked()
+
+    run.finish(*evaluate(agent, args, run.film), captured=captured)
+    return agent
+
+
+def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[list[float], int]:
+    """Play `eval_episodes` episodes with the best action, on seeds that are the same for every run.
+
+    Returns the scores and how many episodes were stopped at `eval_max_steps`. Shares nothing with training:
+    the environment is its own and no random stream is drawn from. `film(env)` sees the first episode.
+    """
+    env = make_env(args.env_id, stream="eval", render=film is not None)
+    scores, stopped = [], 0
+    for episode in range(args.eval_episodes):
+        obs, _ = env.reset()
+        done = False
+        while not done and env.episodic_length < args.eval_max_steps:
+            if film and episode == 0:
+                film(env)
+            with torch.no_grad():
+                action = agent.best(torch.tensor(obs[None], device=args.device))
+            obs, _, terminated, truncated, _ = env.step(agent.env_action(action)[0])
+            done = terminated or truncated
+        scores.append(env.episodic_return)
+        stopped += not done
+    env.close()
+    return scores, stopped
+
+
+def evaluate_only(args: Args) -> None:
+    """Evaluate the checkpoint in args.eval_only, print the result and write it to eval.json there."""
+    checkpoint = load_checkpoint(args, SCRIPT)
+    check(args.eval_episodes > 0, "--eval-only needs --eval-episodes 1 or more")
+    env = make_env(args.env_id)
+    check_args(args, env)
+    agent = Agent(env, args).to(args.device)
+    agent.load_state_dict(checkpoint["state"]["agent"])
+    report_evaluation(args, checkpoint, *evaluate(agent, args))
+
+
+if __name__ == "__main__":
+    with command_line():
+        args = parse_args(Args, SCRIPT, __doc__)
+        evaluate_only(args) if args.eval_only is not None else train(args)
