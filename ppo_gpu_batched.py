@@ -1,10 +1,10 @@
 """PPO on a CPU or a GPU, in thousands of environments that are rows of tensors on that one device.
 
-Gymnasium steps one environment at a time, in Python. Here nothing leaves the device: environments, policy and
-update read and write tensors that never move. The idea to take away: once all random numbers of an iteration are
-drawn up front, and every number that changes lives in a tensor, then the rollout, GAE and the update are fixed
-sequences of tensor operations. A GPU can record such a sequence as a CUDA graph and replay it without Python in
-between; without CUDA the same functions run as they are, or fused by --compile.
+Gymnasium steps one environment at a time, in Python. Here nothing leaves the device: environments, policy
+and update read and write tensors that never move. The idea to take away: once the random numbers of an
+iteration are drawn up front, and every number that changes lives in a tensor, the rollout, GAE and the update
+are fixed sequences of tensor operations. A GPU can record such a sequence as a CUDA graph and replay it, no
+Python in between; with no CUDA the same functions run as they are, or fused by --compile.
 
     python ppo_gpu_batched.py --seed 0                       # run it: CartPole-v1
     python ppo_gpu_batched.py --seed 0 --compile             # the same, compiled first
@@ -42,8 +42,8 @@ SCHEDULED = ("learning_rate", "clip_coef", "ent_coef")
 METRICS = (*SUMS, *LOSSES, "explained_variance", *SCHEDULED)
 COMPILE_OPTIONS = {"cpp.use_decompose_tanh": True}  # Inductor's own tanh: exact to 1.8e-7 and twice as fast
 
-# The functions of an iteration come first. Each reads and writes tensors in place and decides nothing by a tensor's
-# value, so a CUDA graph of it does exactly what it does.
+# The functions of an iteration come first. Each reads and writes tensors in place and decides nothing by the
+# value of one, so that a CUDA graph of it does exactly what it does.
 
 
 @torch.no_grad()
@@ -101,8 +101,8 @@ def collect_rollout(step: Callable, agent: Agent, env: BatchedEnv, memory: Memor
 
 @torch.no_grad()
 def estimate_advantages(agent: Agent, reward_scaling: RewardScaling, memory: Memory, args: Args) -> None:
-    """Values, log-probabilities and advantages of the rollout, packed with it into one row for each step, so that
-    gathering a minibatch is one call."""
+    """Values, log-probabilities and advantages of the rollout, packed with it into one row for each step, so
+    that gathering a minibatch is one call."""
     obs, next_obs, action, T = memory.obs, memory.next_obs, memory.action, args.num_steps
     reward, terminated, truncated = memory.reward, memory.terminated, memory.truncated
     if args.norm_reward:
@@ -119,18 +119,20 @@ def estimate_advantages(agent: Agent, reward_scaling: RewardScaling, memory: Mem
         reward, value, next_value, terminated, truncated, args.gamma, args.gae_lambda
     )
     memory.explained_variance.copy_(1 - (returns - value).var() / returns.var())
-    columns = (action.reshape(T, args.num_envs, -1), *(x.unsqueeze(-1) for x in (log_prob, value, advantages, returns)))
-    memory.rows.copy_(torch.cat([obs[:T], *columns], -1).flatten(0, 1))
+    scalars = torch.stack([log_prob, value, advantages, returns], -1)
+    actions = action.reshape(T, args.num_envs, -1)
+    memory.rows.copy_(torch.cat([obs[:T], actions, scalars], -1).flatten(0, 1))
 
 
 def minibatch_loss(
     parameters: Tensor, agent: Agent, rows: Tensor, memory: Memory, args: Args
 ) -> tuple[Tensor, Tensor]:
-    """The loss of packed rows under a flat vector of parameters, and its diagnostics in the order of LOSSES."""
+    """The loss of packed rows under a flat vector of parameters; its diagnostics in the order of LOSSES."""
     obs, action, *old = rows.split([agent.obs_dim, rows.shape[1] - agent.obs_dim - 4, 1, 1, 1, 1], 1)
     action = action.squeeze(1).long() if agent.discrete else action
     parts = parameters.split([p.numel() for p in agent.parameters()])
-    weights = {name: part.view_as(p) for (name, p), part in zip(agent.named_parameters(), parts, strict=True)}
+    named = zip(agent.named_parameters(), parts, strict=True)
+    weights = {name: part.view_as(p) for (name, p), part in named}
     log_prob, entropy, value = torch.func.functional_call(agent, weights, (obs, action))
     now = replace(args, clip_coef=memory.clip_coef, ent_coef=memory.ent_coef)  # the tensors, for they change
     loss, diagnostics = ppo_loss(log_prob, entropy, value, *(x.squeeze(1) for x in old), now)
@@ -138,8 +140,8 @@ def minibatch_loss(
 
 
 def update_minibatch(agent: Agent, parameters: Tensor, memory: Memory, args: Args) -> None:
-    """One gradient step on the rows that memory.index names: Adam (Kingma and Ba 2015, arXiv:1412.6980, algorithm
-    1) with all that changes in tensors. Once memory.active is false it leaves every one of them as it is."""
+    """One gradient step on the rows that memory.index names, by Adam (Kingma and Ba 2015, arXiv:1412.6980,
+    algorithm 1) with all that changes in tensors. Once memory.active is false it leaves them as they were."""
     rows = memory.rows.index_select(0, memory.index)
     gradient, (_, diagnostics) = torch.func.grad_and_value(minibatch_loss, has_aux=True)(
         parameters, agent, rows, memory, args
@@ -159,7 +161,7 @@ def update_minibatch(agent: Agent, parameters: Tensor, memory: Memory, args: Arg
 
 @torch.no_grad()
 def end_epoch(memory: Memory, args: Args) -> None:
-    """Keep the diagnostics of the last epoch that moved the policy. Past target_kl, none that follows will."""
+    """Keep the diagnostics of the last epoch that moved the policy. Past target_kl no further one will."""
     means = memory.epoch_sum / args.num_minibatches
     memory.losses.copy_(torch.where(memory.active, means, memory.losses))
     memory.epoch_sum.zero_()
@@ -184,7 +186,7 @@ def end_iteration(agent: Agent, memory: Memory, args: Args) -> None:
 
 
 def capture(function: Callable[[], None]) -> Callable[[], None]:
-    """Record `function` as a CUDA graph. That executes nothing; calling what is returned executes all of it."""
+    """Record `function` as a CUDA graph. That executes nothing; calling the result executes it."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         function()
@@ -263,7 +265,7 @@ class Args:
     anneal_ent: bool = False  # ent_coef falls linearly to 0
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # global gradient-norm clip; 0: off
-    target_kl: float | None = None  # mask an iteration's further epochs once approx_kl passes it; see --adaptive-kl
+    target_kl: float | None = None  # mask further epochs once approx_kl passes it; see --adaptive-kl
     hidden_dim: int = 64  # width of both hidden layers
     orthogonal_init: bool = True  # orthogonal weights
     shared_trunk: bool = False  # one body for actor and critic
@@ -273,7 +275,7 @@ class Args:
     divergence_bound: float = 1e6  # a lane is ended when its observation or reward is not below it
     break_: Annotated[bool, flag(name="break")] = False  # BUG on purpose: a time limit is taken for a fall
     break_reset: bool = False  # BUG on purpose: a time limit bootstraps from the next episode's first obs
-    device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")  # for everything
+    device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")  # of it all
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)  # of the CPU; the bytes depend on it
     cuda_graph: bool = True  # replay each iteration as CUDA graphs, where the device is CUDA
     compile: bool = False  # fuse the functions of an iteration by torch.compile
@@ -348,10 +350,6 @@ class Agent(nn.Module):
                 bound = torch.as_tensor(bound.reshape(-1), dtype=torch.float32)
                 self.register_buffer(name, bound, persistent=False)
 
-    def draw_noise(self, stream: RandomStream, *shape: int) -> Tensor:
-        """What `sample` adds to the actor's outputs: Gumbel noise for logits, normal noise for a mean."""
-        return -torch.log(-torch.log(stream.uniform(*shape))) if self.discrete else stream.normal(*shape)
-
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """An action for each row. With Gumbel noise, the largest sum is a draw from softmax(logits)."""
         if self.discrete:
@@ -404,7 +402,8 @@ class Memory(nn.Module):
     def __init__(self, agent: Agent, env: BatchedEnv, num_parameters: int, args: Args) -> None:
         super().__init__()
         self.device = args.device
-        T, N, rows = args.num_steps, args.num_envs, args.num_steps * args.num_envs
+        T, N = args.num_steps, args.num_envs
+        minibatch = T * N // args.num_minibatches
         action_shape = () if agent.discrete else (agent.action_dim,)
         # What happened, row by row of time.
         self.add("obs", T + 1, N, env.obs_dim)
@@ -418,10 +417,10 @@ class Memory(nn.Module):
         # All random numbers of an iteration, drawn before it.
         self.add("action_noise", T, N, agent.action_dim)
         self.add("reset_noise", T, N, env.reset_noise_dim)
-        self.add("order", args.update_epochs, args.num_minibatches, rows // args.num_minibatches, dtype=torch.int64)
+        self.add("order", args.update_epochs, args.num_minibatches, minibatch, dtype=torch.int64)
         # The update.
-        self.add("rows", rows, env.obs_dim + math.prod(action_shape) + 4)
-        self.add("index", rows // args.num_minibatches, dtype=torch.int64)
+        self.add("rows", T * N, env.obs_dim + math.prod(action_shape) + 4)
+        self.add("index", minibatch, dtype=torch.int64)
         self.add("active", dtype=torch.bool)
         self.add("adam_step", saved=True)
         self.add("adam_mean", num_parameters, saved=True)
@@ -441,15 +440,16 @@ class Memory(nn.Module):
         self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=self.device), persistent=saved)
 
 
-def draw(memory: Memory, action: RandomStream, reset: RandomStream, order: RandomStream, discrete: bool) -> None:
-    """Fill in the noise and the minibatch order of one iteration."""
-    if discrete:
-        memory.action_noise.exponential_(generator=action.generator).log_().neg_()  # Gumbel's distribution
+def draw(memory: Memory, agent: Agent, streams: list[RandomStream]) -> None:
+    """All random numbers of one iteration: action noise, reset noise and minibatch order."""
+    action, reset, order = (stream.generator for stream in streams)
+    if agent.discrete:
+        memory.action_noise.exponential_(generator=action).log_().neg_()  # Gumbel's distribution
     else:
-        memory.action_noise.normal_(generator=action.generator)
-    memory.reset_noise.uniform_(generator=reset.generator)
+        memory.action_noise.normal_(generator=action)
+    memory.reset_noise.uniform_(generator=reset)
     for epoch in memory.order:
-        torch.randperm(epoch.numel(), generator=order.generator, out=epoch.view(-1))
+        torch.randperm(epoch.numel(), generator=order, out=epoch.view(-1))
 
 
 def read_metrics(memory: Memory, iterations: range, args: Args) -> list[dict[str, float | None]]:
@@ -502,7 +502,7 @@ def train(args: Args) -> Agent:
     memory = Memory(agent, env, parameters.numel(), args)
     reward_scaling = RewardScaling(args.num_envs, args.gamma).to(args.device)
     streams = [RandomStream(args.seed, name, args.device) for name in ("action", "reset", "minibatch")]
-    env.reset(torch.rand(args.num_envs, env.reset_noise_dim, generator=streams[1].generator, device=args.device))
+    env.reset(memory.reset_noise[0].uniform_(generator=streams[1].generator))
 
     num_iterations = args.total_timesteps // (args.num_steps * args.num_envs)
     fuse = partial(torch.compile, options=COMPILE_OPTIONS) if args.compile else lambda function: function
@@ -529,7 +529,7 @@ def train(args: Args) -> Agent:
     captured, unread = False, first_iteration
 
     for iteration in range(first_iteration, num_iterations + 1):
-        draw(memory, *streams, agent.discrete)
+        draw(memory, agent, streams)
         begin, collect, estimate, update, finish_epoch, finish = functions
         begin()
         collect()

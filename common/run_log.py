@@ -283,7 +283,7 @@ class Run:
         write_atomically(self.folder / "checkpoint.pt", lambda file: torch.save(canonical(content), file))
 
     def log(self, *metrics: dict[str, Any]) -> None:
-        """Write the metrics of one iteration, or of several at once, to metrics.jsonl and the recording, and now
+        """Write the metrics of one iteration, or of several at once, to metrics.jsonl and the recording; now
         and then a row to the console."""
         now = time.perf_counter()
         seconds, iteration = now - self.started, metrics[-1]["iteration"]
