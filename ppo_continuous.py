@@ -49,7 +49,7 @@ class Args:
     learning_rate: float = 2e-3  # the optimizer's step size
     anneal_lr: bool = True  # learning rate falls linearly to 0
     gamma: float = 0.99  # discount
-    gae_lambda: float = 0.95  # GAE's mix of bootstraps; 1.0: no bias, more variance
+    gae_lambda: float = 0.9  # GAE's mix of bootstraps; 1.0: no bias, more variance
     num_minibatches: int = 4  # gradient steps an epoch
     update_epochs: int = 4  # passes over each rollout
     norm_adv: bool = True  # advantages to mean 0, std 1 in each minibatch

@@ -21,6 +21,7 @@ flag = tyro.conf.arg
 # The flags that do not shape training: a checkpoint does not hold them, and a resumed run may change them.
 NOT_TRAINING = (
     "out", "resume", "eval_only", "eval_episodes", "eval_max_steps", "checkpoint_every", "rerun", "watch",
+    "cuda_graph", "log_every",
 )  # fmt: skip
 
 
