@@ -133,7 +133,8 @@ def minibatch_loss(
     parts = parameters.split([p.numel() for p in agent.parameters()])
     named = zip(agent.named_parameters(), parts, strict=True)
     weights = {name: part.view_as(p) for (name, p), part in named}
-    log_prob, entropy, value = torch.func.functional_call(agent, weights, (obs, action))
+    # Tied weights would be set twice where actor and critic share a trunk, and then put back wrongly.
+    log_prob, entropy, value = torch.func.functional_call(agent, weights, (obs, action), tie_weights=False)
     now = replace(args, clip_coef=memory.clip_coef, ent_coef=memory.ent_coef)  # the tensors, for they change
     loss, diagnostics = ppo_loss(log_prob, entropy, value, *(x.squeeze(1) for x in old), now)
     return loss, torch.stack(list(diagnostics.values())).detach()
@@ -187,6 +188,8 @@ def end_iteration(agent: Agent, memory: Memory, args: Args) -> None:
 
 def capture(function: Callable[[], None]) -> Callable[[], None]:
     """Record `function` as a CUDA graph. That executes nothing; calling the result executes it."""
+    if not torch.cuda.is_available():
+        raise RuntimeError("there is no CUDA device")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         function()
@@ -547,7 +550,7 @@ def train(args: Args) -> Agent:
                 captured = True
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
-                run.say(f"iterations run eagerly: no CUDA graph could be captured ({reason})")
+                run.say(f"iterations run eagerly, not as CUDA graphs: {reason}")
 
         reading = iteration % args.log_every == 0 or iteration == num_iterations
         reading = reading or run.due(iteration)

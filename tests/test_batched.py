@@ -1,0 +1,194 @@
+"""ppo_gpu_batched.py: what is captured replays to the bit, and what only the batched path has."""
+
+import pytest
+import torch
+
+import ppo_gpu_batched as script
+from common.envs.batched import BatchedEnv
+from tests.capture_emulator import CaptureError, capture
+from tests.conftest import load, metrics
+
+SMALL = {
+    "num_envs": 8, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2, "total_timesteps": 20 * 128,
+    "eval_episodes": 0, "rerun": False, "threads": 1, "log_every": 7,
+}  # fmt: skip
+CASES = {
+    "plain": {},
+    "continuous": {"env_id": "CartPoleContinuous-v0"},
+    "normalised": {"env_id": "Pendulum-v1", "norm_obs": True, "norm_reward": True},
+    "adaptive": {"adaptive_kl": 0.01, "anneal_lr": False},
+    "annealed": {"anneal_clip": True, "anneal_ent": True, "ent_coef": 0.01, "clip_vloss": True},
+    "masked": {"target_kl": 1e-4, "shared_trunk": True},
+}
+
+
+def train(out, **flags):
+    return script.train(script.Args(**{**SMALL, **flags, "out": str(out)}))
+
+
+def emulated(function):
+    """What `script.capture` does on a GPU, on a CPU: the tensors of the partial's arguments are the state."""
+    state = []
+    for value in function.args:
+        if isinstance(value, BatchedEnv):
+            state += [value.state, value.episode_steps]
+        elif isinstance(value, (torch.nn.Module, torch.Tensor)):
+            state.append(value)
+    return capture(function, state=state).replay
+
+
+@pytest.mark.parametrize("flags", CASES.values(), ids=CASES)
+def test_a_captured_run_ends_in_the_bytes_of_an_eager_one(monkeypatch, tmp_path, flags):
+    """Every function of 20 iterations replayed from its tape. Fails with the annealed learning rate computed
+    in Python, and with Adam's moments rebound instead of written in place."""
+    train(tmp_path / "eager", cuda_graph=False, **flags)
+    captured = []
+    monkeypatch.setattr(script, "capture", lambda f: captured.append(emulated(f)) or captured[-1])
+    train(tmp_path / "captured", **flags)
+    assert len(captured) == 6
+    eager, replayed = (tmp_path / name / "checkpoint.pt" for name in ("eager", "captured"))
+    assert eager.read_bytes() == replayed.read_bytes()
+    for one, other in zip(metrics(tmp_path / "eager"), metrics(tmp_path / "captured"), strict=True):
+        clock = {name: one[name] for name in ("sps", "seconds")}
+        assert one == {**other, **clock}
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_sharing_the_trunk_leaves_the_parameters_where_they_are(tmp_path, env_id):
+    """Fails with `tie_weights=False` left out: the trunk is put back as a tensor of the gradient transform."""
+    agent = train(tmp_path, env_id=env_id, shared_trunk=True, total_timesteps=3 * 128)
+    storages = {p.untyped_storage().data_ptr() for p in agent.parameters()}
+    assert len(storages) == 1
+
+
+def test_a_broken_capture_is_caught(monkeypatch, tmp_path):
+    """A learning rate annealed by a Python number is baked in: other bytes. One read by .item() is refused."""
+
+    def baked(memory, args):
+        original(memory, args)
+        baked.calls += 1
+        memory.learning_rate.fill_(args.learning_rate / baked.calls)
+
+    original, baked.calls = script.begin_iteration, 0
+    monkeypatch.setattr(script, "begin_iteration", baked)
+    train(tmp_path / "eager", cuda_graph=False)
+    baked.calls = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(script, "capture", emulated)
+        train(tmp_path / "captured")
+    eager, captured = (load(tmp_path / name)["state"]["agent"] for name in ("eager", "captured"))
+    assert any(not torch.equal(eager[name], captured[name]) for name in eager)
+
+    def waits(memory, args):
+        original(memory, args)
+        memory.learning_rate.fill_(memory.iteration.item())
+
+    memory = torch.nn.Module()
+    monkeypatch.undo()
+    agent = train(tmp_path / "other", total_timesteps=128)
+    env = script.make_batched_env("CartPole-v1", 8)
+    args = script.Args(**SMALL)
+    memory = script.Memory(agent, env, sum(p.numel() for p in agent.parameters()), args)
+    with pytest.raises(CaptureError, match="item"):
+        capture(lambda: waits(memory, args), state=[memory])
+
+
+def test_addresses_stay_where_they_are(monkeypatch, tmp_path):
+    """Over 20 iterations. Fails with any tensor of `Memory` or the environment rebound."""
+    seen = []
+    original = script.draw
+
+    def draw(memory, agent, streams):
+        env = [value for value in created if isinstance(value, BatchedEnv)][-1]
+        tensors = [*memory.buffers(), *agent.parameters(), *agent.buffers(), env.state, env.episode_steps]
+        seen.append([tensor.data_ptr() for tensor in tensors])
+        original(memory, agent, streams)
+
+    created = []
+    make = script.make_batched_env
+    monkeypatch.setattr(script, "make_batched_env", lambda *a: created.append(make(*a)) or created[-1])
+    monkeypatch.setattr(script, "draw", draw)
+    train(tmp_path, norm_obs=True, norm_reward=True)
+    assert len(seen) == 20 and all(addresses == seen[0] for addresses in seen)
+
+
+def test_the_functions_run_on_meta(tmp_path):
+    """device="meta" has shapes and no numbers: it refuses .cpu(), .numpy(), .tolist() and .item(). Fails
+    with any of them in a captured function."""
+    args = script.Args(**{**SMALL, "device": "meta", "target_kl": 0.1, "adaptive_kl": 0.1, "norm_reward": True})
+    env = script.make_batched_env("CartPole-v1", args.num_envs, "meta")
+    agent = script.Agent(script.make_env("CartPole-v1"), args).to("meta")
+    parameters = script.flatten_parameters(agent).detach()
+    memory = script.Memory(agent, env, parameters.numel(), args)
+    script.begin_iteration(memory, args)
+    script.collect_rollout(script.step_lanes, agent, env, memory, args)
+    script.estimate_advantages(agent, script.RewardScaling(8, 0.99).to("meta"), memory, args)
+    script.update_minibatch(agent, parameters, memory, args)
+    script.end_epoch(memory, args)
+    script.end_iteration(agent, memory, args)
+
+
+def run_rollout(tamper=None, **flags):
+    """One rollout of CartPole-v1; `tamper(env, t)` may change lanes before step t. Returns the memory."""
+    args = script.Args(**{**SMALL, **flags})
+    torch.manual_seed(0)
+    agent = script.Agent(script.make_env("CartPole-v1"), args)
+    env = script.make_batched_env("CartPole-v1", args.num_envs)
+    memory = script.Memory(agent, env, sum(p.numel() for p in agent.parameters()), args)
+    generator = torch.Generator().manual_seed(1)
+    memory.action_noise.normal_(generator=generator)
+    memory.reset_noise.uniform_(generator=generator)
+    env.reset(torch.rand(args.num_envs, 4, generator=generator))
+    step, t = script.step_lanes, iter(range(args.num_steps))
+
+    def tampered(*row):
+        if tamper:
+            tamper(env, next(t))
+        step(*row)
+
+    script.collect_rollout(tampered, agent, env, memory, args)
+    return memory
+
+
+def test_a_diverging_lane_is_ended_and_touches_no_other():
+    """One lane driven to infinity, one to NaN. Fails with `~(abs() >= bound)` as what is sound, which NaN
+    passes, and with the reward multiplied by `sound` instead of chosen."""
+
+    def tamper(env, t):
+        if t == 5:
+            env.state[2, 1] = torch.inf
+            env.state[6, 3] = torch.nan
+
+    clean, hurt = run_rollout(), run_rollout(tamper)
+    others = [i for i in range(8) if i not in (2, 6)]
+    for name in ("obs", "next_obs", "action", "reward", "terminated", "truncated"):
+        a, b = getattr(clean, name), getattr(hurt, name)
+        assert torch.equal(a[:, others], b[:, others]), name
+        assert torch.isfinite(b.float()).all(), name
+    for lane in (2, 6):
+        assert hurt.terminated[5, lane] and hurt.reward[5, lane] == 0
+        assert torch.equal(hurt.next_obs[5, lane], hurt.obs[5, lane])
+        assert hurt.obs[6, lane].abs().max() <= 0.05
+    assert hurt.sums[script.SUMS.index("diverged")] == 2
+    assert clean.sums[script.SUMS.index("diverged")] == 0
+
+
+def test_a_rollout_of_one_lane_gives_the_advantages_of_the_single_script():
+    """Lane by lane, `compute_gae` of ppo_continuous.py on what a lane recorded. Fails with V(next_obs) taken
+    after the reset."""
+    import ppo_continuous
+
+    memory = run_rollout(num_steps=64, num_envs=4)
+    args = script.Args(**{**SMALL, "num_steps": 64, "num_envs": 4})
+    torch.manual_seed(0)
+    agent = script.Agent(script.make_env("CartPole-v1"), args)
+    script.estimate_advantages(agent, script.RewardScaling(4, args.gamma), memory, args)
+    assert memory.terminated.any()
+    with torch.no_grad():
+        value, next_value = agent.value(memory.obs[:-1]), agent.value(memory.next_obs)
+    for lane in range(4):
+        columns = (x[:, lane : lane + 1] for x in (memory.reward, value, next_value, memory.terminated))
+        truncated = memory.truncated[:, lane : lane + 1]
+        advantages, returns = ppo_continuous.compute_gae(*columns, truncated, args.gamma, args.gae_lambda)
+        packed = memory.rows.reshape(64, 4, -1)[:, lane]
+        torch.testing.assert_close(packed[:, -2:], torch.cat([advantages, returns], 1), rtol=1e-5, atol=1e-5)
