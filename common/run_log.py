@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import statistics
 import sys
@@ -337,7 +338,7 @@ class Run:
             raise Interrupted(128 + self.signal)
 
     def resume_command(self) -> str:
-        return f"python {self.script}.py --resume {self.folder}"
+        return shlex.join(["python", f"{self.script}.py", "--resume", str(self.folder)])
 
     def film(self, env: Any) -> None:
         """Record where `env` stands as the next frame of the evaluated episode."""
@@ -369,10 +370,11 @@ class Run:
         if self.recording:
             screen = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
             viewer = "" if screen else " --web-viewer"
-            self.say(f"watch    python -m rerun {self.folder / 'recording.rrd'}{viewer}")
+            path = shlex.quote(str(self.folder / "recording.rrd"))
+            self.say(f"watch    python -m rerun {path}{viewer}")
         if getattr(self.args, "clip_ratio", False):
             self.say(f"ablate   {command(self.script, self.args, clip_ratio=False)}")
-        self.say(f"compare  python -m common.compare {self.folder.parent}")
+        self.say(f"compare  python -m common.compare {shlex.quote(str(self.folder.parent))}")
 
     def close(self) -> None:
         """Close the files; the recording is complete from here on."""
