@@ -1,4 +1,4 @@
-"""A2C, advantage actor-critic, for any Gymnasium environment with Discrete or Box actions.
+"""A2C, advantage actor-critic, for Gymnasium environments of either kind.
 
 Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, less the asynchrony) takes one step along the
 policy gradient, -log_prob * advantage, for each short rollout of many environments, and discards the rollout.
@@ -387,13 +387,16 @@ def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[li
     return scores, stopped
 
 
+@restores_process
 def evaluate_only(args: Args) -> None:
     """Evaluate the checkpoint in args.eval_only, print the result and write it to eval.json there."""
+    torch.set_num_threads(1)
     checkpoint = load_checkpoint(args, SCRIPT)
     check(args.eval_episodes > 0, "--eval-only needs --eval-episodes 1 or more")
     env = make_env(args.env_id, args.env_kwargs)
     check_args(args, env)
     agent = Agent(env, args).to(args.device)
+    flatten_parameters(agent)  # where a parameter lies in memory decides the last bit of a product
     agent.load_state_dict(checkpoint["state"]["agent"])
     report_evaluation(args, checkpoint, *evaluate(agent, args))
 

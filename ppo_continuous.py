@@ -1,4 +1,4 @@
-"""PPO with a Gaussian policy, for any Gymnasium environment with Box actions.
+"""PPO with a Gaussian policy, for Gymnasium environments with Box actions.
 
 Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) collects a rollout, estimates how much
 better than expected each action was, and takes several epochs of gradient steps on that one rollout. The idea
@@ -317,8 +317,8 @@ def check_args(args: Args, env: FlatEnv) -> None:
     space, rows, minibatches = env.action_space, args.num_envs * args.num_steps, args.num_minibatches
     kind = f"--env-id {args.env_id} has {type(space).__name__} actions"
     check(isinstance(space, Box), f"{kind}, {SCRIPT}.py takes Box: ppo_discrete.py takes Discrete")
-    fits = math.gcd(rows, minibatches)
-    check(fits == minibatches, f"--num-minibatches {minibatches} does not divide {rows} rows: {fits} does")
+    fit = math.gcd(rows // 2, rows, minibatches)
+    check(rows % minibatches == 0, f"--num-minibatches {minibatches} does not divide {rows} rows: {fit} does")
     wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
     check(rows > minibatches or not args.norm_adv, f"--norm-adv needs 2 rows in a minibatch: give {wider}")
     total = args.total_timesteps
@@ -437,13 +437,16 @@ def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[li
     return scores, stopped
 
 
+@restores_process
 def evaluate_only(args: Args) -> None:
     """Evaluate the checkpoint in args.eval_only, print the result and write it to eval.json there."""
+    torch.set_num_threads(1)
     checkpoint = load_checkpoint(args, SCRIPT)
     check(args.eval_episodes > 0, "--eval-only needs --eval-episodes 1 or more")
     env = make_env(args.env_id, args.env_kwargs)
     check_args(args, env)
     agent = Agent(env, args).to(args.device)
+    flatten_parameters(agent)  # where a parameter lies in memory decides the last bit of a product
     agent.load_state_dict(checkpoint["state"]["agent"])
     report_evaluation(args, checkpoint, *evaluate(agent, args))
 

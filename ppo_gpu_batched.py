@@ -481,8 +481,8 @@ def check_args(args: Args, env: FlatEnv) -> None:
     known = ", ".join(BATCHED_ENVS)
     check(args.env_id in BATCHED_ENVS, f"--env-id {args.env_id} has no batched form: choose one of {known}")
     rows, minibatches = args.num_envs * args.num_steps, args.num_minibatches
-    fits = math.gcd(rows, minibatches)
-    check(fits == minibatches, f"--num-minibatches {minibatches} does not divide {rows} rows: {fits} does")
+    fit = math.gcd(rows // 2, rows, minibatches)
+    check(rows % minibatches == 0, f"--num-minibatches {minibatches} does not divide {rows} rows: {fit} does")
     wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
     check(rows > minibatches or not args.norm_adv, f"--norm-adv needs 2 rows in a minibatch: give {wider}")
     total = args.total_timesteps
@@ -590,13 +590,16 @@ def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[li
     return scores, stopped
 
 
+@restores_process
 def evaluate_only(args: Args) -> None:
     """Evaluate the checkpoint in args.eval_only, print the result and write it to eval.json there."""
+    torch.set_num_threads(args.threads)
     checkpoint = load_checkpoint(args, SCRIPT)
     check(args.eval_episodes > 0, "--eval-only needs --eval-episodes 1 or more")
     env = make_env(args.env_id)
     check_args(args, env)
     agent = Agent(env, args).to(args.device)
+    flatten_parameters(agent)  # where a parameter lies in memory decides the last bit of a product
     agent.load_state_dict(checkpoint["state"]["agent"])
     report_evaluation(args, checkpoint, *evaluate(agent, args))
 

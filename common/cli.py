@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,12 @@ def training_args(args: Any) -> dict[str, Any]:
     return {k: v for k, v in dataclasses.asdict(args).items() if k not in NOT_TRAINING}
 
 
+def one_line(error: BaseException) -> str:
+    """The first line of what `error` says, in ASCII and not too long to read."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return textwrap.shorten(text.encode("ascii", "replace").decode(), 240, placeholder=" ...")
+
+
 def flag_name(field: str) -> str:
     """The flag of a field: "gae_lambda" -> "--gae-lambda", "break_" -> "--break"."""
     return "--" + field.rstrip("_").replace("_", "-")
@@ -79,10 +86,11 @@ def check_ranges(args: Any) -> None:
             if hasattr(args, name) and not fits(value):
                 raise Refusal(f"{flag_name(name)} {value} cannot be: it takes {wanted}")
     try:
-        torch.zeros(1, device=args.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise Refusal(f"--device {args.device} cannot be used here ({reason}): try --device cpu") from None
+        torch.zeros(1, device=args.device).tolist()
+    except Exception as error:  # each kind of device is missing in a way of its own
+        raise Refusal(
+            f"--device {args.device} cannot be used here ({one_line(error)}): try --device cpu"
+        ) from None
 
 
 def read_checkpoint(folder: str | Path, script: str, flag: str) -> dict[str, Any]:
@@ -93,8 +101,7 @@ def read_checkpoint(folder: str | Path, script: str, flag: str) -> dict[str, Any
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         owner = checkpoint["script"]
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise Refusal(f"{flag} {folder}: its checkpoint.pt cannot be read ({reason})") from None
+        raise Refusal(f"{flag} {folder}: its checkpoint.pt cannot be read ({one_line(error)})") from None
     check(owner == script, f"{flag} {folder} is a run of {owner}.py: use that script for it")
     return checkpoint
 
@@ -102,6 +109,8 @@ def read_checkpoint(folder: str | Path, script: str, flag: str) -> dict[str, Any
 def load_checkpoint(args: Any, script: str) -> dict[str, Any]:
     """The checkpoint that --resume or --eval-only names. Raises Refusal where a training flag differs from
     the saved run's; only the length of a resumed run and the device of an evaluation may."""
+    both = args.resume is not None and args.eval_only is not None
+    check(not both, "--resume and --eval-only: give only one of the two")
     name, free = ("resume", "total_timesteps") if args.resume is not None else ("eval_only", "device")
     checkpoint = read_checkpoint(getattr(args, name), script, flag_name(name))
     for field, value in training_args(args).items():

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.cli import NonFinite, Refusal, check, command, load_checkpoint, training_args
+from common.cli import NonFinite, Refusal, check, command, load_checkpoint, one_line, training_args
 from common.envs.cartpole import REFERENCE_RETURNS
 
+FILES = ("checkpoint.pt", "metrics.jsonl", "summary.json", "eval.json", "recording.rrd")
 CONSOLE_ROWS = 10  # a run's progress table has about this many rows,
 ROW_SECONDS = 20.0  # and a new one at least this often
 
@@ -134,7 +135,7 @@ def evaluation_line(args: Any, returns: list[float], stopped: int) -> str:
         reference = REFERENCE_RETURNS[args.env_id]
         line += f" (random {reference['random']:.0f}, scripted {reference['scripted']:.0f})"
     if stopped:
-        line += f"; {stopped} had not ended and were stopped after --eval-max-steps {args.eval_max_steps:,}"
+        line += f"\n{stopped} had not ended and were stopped after --eval-max-steps {args.eval_max_steps:,}"
     return line
 
 
@@ -158,6 +159,7 @@ class Run:
         self.checkpoint = self._resumed() if args.resume is not None else None
         self.folder = Path(args.resume) if args.resume is not None else self._new_folder()
         self.signal = 0  # the signal that asked the run to stop
+        self.asked_about, self.stopping = -1, 0  # the iteration, and the signal that ends the run after it
         self.training = True
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._on_signal)
@@ -191,7 +193,7 @@ class Run:
         if self.args.out is not None:
             folder = Path(self.args.out)
             check(
-                not (folder / "checkpoint.pt").exists() and not (folder / "metrics.jsonl").exists(),
+                not any((folder / name).exists() for name in FILES),
                 f"--out {folder} holds a run already: --resume {folder} goes on with it, or name another",
             )
             try:
@@ -244,7 +246,7 @@ class Run:
             self.say("no recording: rerun is not installed (pip install rerun-sdk); the run goes on without")
             return None
         except Exception as error:
-            self.say(f"no recording, the run goes on without: {error}")
+            self.say(f"no recording, the run goes on without: {one_line(error)}")
             return None
         for line in self.lines:
             recording.log(line)
@@ -261,17 +263,21 @@ class Run:
             return 1
         for name, part in state.items():
             part.load_state_dict(self.checkpoint["state"][name])
+        self.end_training(self.checkpoint["iteration"])
+        self.stop_if_asked()
         return self.checkpoint["iteration"] + 1
 
     def due(self, iteration: int) -> bool:
-        """Whether `save` will write a checkpoint after this iteration."""
+        """Whether `save` will write a checkpoint after this iteration. The first to ask about an iteration
+        looks whether a signal has come; what comes later stops the next."""
+        if iteration != self.asked_about:
+            self.asked_about, self.stopping = iteration, self.signal
         regular = iteration % self.args.checkpoint_every == 0 or iteration == self.num_iterations
-        return regular or bool(self.signal)
+        return regular or bool(self.stopping)
 
     def save(self, iteration: int, state: dict[str, Any]) -> None:
         """Write checkpoint.pt when it is due: at the start, every --checkpoint-every iterations, at the end,
         and when the run was asked to stop."""
-        self.training = iteration < self.num_iterations
         if not self.due(iteration):
             return
         content = {
@@ -282,6 +288,13 @@ class Run:
             "state": {name: part.state_dict() for name, part in state.items()},
         }
         write_atomically(self.folder / "checkpoint.pt", lambda file: torch.save(canonical(content), file))
+        self.end_training(iteration)
+
+    def end_training(self, iteration: int) -> None:
+        """From the last checkpoint on there is nothing left to save: a signal stops at once."""
+        if iteration == self.num_iterations:
+            self.training = False
+            self.stopping = self.signal
 
     def log(self, *metrics: dict[str, Any]) -> None:
         """Write the metrics of one iteration, or of several at once, to metrics.jsonl and the recording; now
@@ -332,10 +345,10 @@ class Run:
 
     def stop_if_asked(self) -> None:
         """After a signal, and once the iteration is saved: say how to go on, and raise Interrupted."""
-        if self.signal:
+        if self.stopping:
             self.close()
             self.say(f"saved    {self.folder / 'checkpoint.pt'}\nresume   {self.resume_command()}")
-            raise Interrupted(128 + self.signal)
+            raise Interrupted(128 + self.stopping)
 
     def resume_command(self) -> str:
         return shlex.join(["python", f"{self.script}.py", "--resume", str(self.folder)])
@@ -370,8 +383,7 @@ class Run:
         if self.recording:
             screen = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
             viewer = "" if screen else " --web-viewer"
-            path = shlex.quote(str(self.folder / "recording.rrd"))
-            self.say(f"watch    python -m rerun {path}{viewer}")
+            self.say(f"watch    python -m rerun {shlex.quote(str(self.folder / 'recording.rrd'))}{viewer}")
         if getattr(self.args, "clip_ratio", False):
             self.say(f"ablate   {command(self.script, self.args, clip_ratio=False)}")
         self.say(f"compare  python -m common.compare {shlex.quote(str(self.folder.parent))}")

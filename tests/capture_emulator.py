@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_iter
 
 # Python-level calls that leave no aten operation behind, or one that does not tell what was called.
 LEAVES_THE_DEVICE = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu, torch.Tensor.__array__}
@@ -99,8 +99,8 @@ class Tape:
             self._refuse_moved("the function")
             if new := [name for name in self._find() if name not in self._addresses]:
                 raise CaptureError(
-                    f"{new[0]} did not exist before the function ran, and every replay would make it anew: call "
-                    "the function once before the capture, as a warm-up"
+                    f"{new[0]} did not exist before the function ran, and every replay would make it anew: "
+                    "call the function once before the capture, as a warm-up"
                 )
         finally:
             for key, storage in storages.items():
@@ -136,20 +136,15 @@ class Tape:
                         recorded.copy_(new)
 
     def record(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Run one operation and keep it, unless it only makes a view or memory without content."""
+        """Run one operation and keep it, unless it only makes a view."""
         result = func(*args, **kwargs)
-        # Detached: the same memory under a name of our own, which `tensor.data = ...` does not redirect.
-        args, kwargs = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, (args, kwargs))
         inputs = {storage_of(x) for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)}
-        outputs: list[Tensor | None] = []
-        for x in tree_iter(result):
-            is_new = isinstance(x, Tensor) and storage_of(x) not in inputs
-            outputs.append(x.detach() if is_new else None)
-        new = [x for x in outputs if x is not None]
-        self._made += new
-        self._known.update(storage_of(x) for x in new)
+        is_new = [isinstance(x, Tensor) and storage_of(x) not in inputs for x in tree_iter(result)]
+        outputs = [x if new else None for x, new in zip(tree_iter(result), is_new, strict=True)]
+        self._made += [x for x in outputs if x is not None]
+        self._known.update(storage_of(x) for x in outputs if x is not None)
         writes = func._schema.is_mutable and torch.Tag.inplace_view not in func.tags
-        if writes or (new and "empty" not in func._schema.name):
+        if writes or any(is_new):
             self._calls.append((func, args, kwargs, outputs))
         return result
 

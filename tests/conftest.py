@@ -8,7 +8,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = ["ppo_continuous"]
+SCRIPTS = ["ppo_continuous", "ppo_discrete", "a2c"]
 TINY = {"total_timesteps": 6 * 2 * 32, "num_envs": 2, "num_steps": 32, "eval_episodes": 2, "rerun": False}
 
 

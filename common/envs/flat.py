@@ -4,6 +4,7 @@ that a checkpoint can hold without pickling the environment."""
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 
 import gymnasium as gym
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from common.cli import Refusal, check
+from common.cli import Refusal, check, one_line
 from common.seeding import derive_seed
 
 EXAMPLE = """write it like '{"g": 9.81}'"""
@@ -35,7 +36,8 @@ class FlatEnv(gym.Wrapper):
         self.flatten, self.obs_dim = self._flattener(env.observation_space)
         self.convert = self._converter(env.action_space)
         # How many numbers a policy puts out, and the shape and dtype of one action as a script stores it.
-        self.action_dim = int(getattr(env.action_space, "n", np.prod(env.action_space.shape or (1,))))
+        discrete = isinstance(env.action_space, Discrete)
+        self.action_dim = int(env.action_space.n if discrete else np.prod(env.action_space.shape or (1,)))
         self.action_shape = () if isinstance(env.action_space, Discrete) else (self.action_dim,)
         self.action_dtype = torch.int64 if isinstance(env.action_space, Discrete) else torch.float32
         self.episode = -1
@@ -100,9 +102,12 @@ class FlatEnv(gym.Wrapper):
         actions = state["actions"].numpy()
         discrete = isinstance(self.action_space, Discrete)
         start = int(self.action_space.start) if discrete else 0
+        ended = False
         for action in actions:
-            self.step(int(action) - start if discrete else action)
-        if not np.array_equal(np.asarray(self.raw_obs), state["raw_obs"].numpy()):
+            if not ended:
+                _, _, terminated, truncated, _ = self.step(int(action) - start if discrete else action)
+                ended = terminated or truncated
+        if ended or not np.array_equal(np.asarray(self.raw_obs), state["raw_obs"].numpy()):
             print(
                 f"{self.name} did not come back to where it was when its {len(actions)} saved actions were "
                 "sent again, so it starts a fresh episode: the run is valid, but not the same bytes",
@@ -130,13 +135,15 @@ def make_env(
     except json.JSONDecodeError as error:
         raise Refusal(f"--env-kwargs {env_kwargs} is not JSON ({error}): {EXAMPLE}") from None
     try:
-        env = gym.make(env_id, disable_env_checker=True, **kwargs)
-        if render and "rgb_array" in env.metadata.get("render_modes", []):
-            env.close()
-            env = gym.make(env_id, disable_env_checker=True, **{"render_mode": "rgb_array", **kwargs})
+        with warnings.catch_warnings():  # that there is a newer version; where it matters, make raises too
+            warnings.simplefilter("ignore", DeprecationWarning)
+            env = gym.make(env_id, disable_env_checker=True, **kwargs)
+            if render and "rgb_array" in env.metadata.get("render_modes", []):
+                env.close()
+                env = gym.make(env_id, disable_env_checker=True, **{"render_mode": "rgb_array", **kwargs})
     except gym.error.DependencyNotInstalled as error:
-        raise Refusal(f"--env-id {env_id} needs a package that is not installed: {error}") from None
+        raise Refusal(f"--env-id {env_id} needs a package that is not installed: {one_line(error)}") from None
     except Exception as error:  # whatever the environment's own code raises
-        reason = str(error).strip() or type(error).__name__
+        reason = one_line(error)
         raise Refusal(f"--env-id {env_id} with --env-kwargs {env_kwargs} cannot be made: {reason}") from None
     return FlatEnv(env, seed, index, stream)
