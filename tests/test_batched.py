@@ -55,14 +55,14 @@ def test_a_captured_run_ends_in_the_bytes_of_an_eager_one(monkeypatch, tmp_path,
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_sharing_the_trunk_leaves_the_parameters_where_they_are(tmp_path, env_id):
-    """Fails with `tie_weights=False` left out: the trunk is put back as a tensor of the gradient transform."""
+    """Fails without `tie_weights=False`: the trunk is put back as a tensor of the gradient transform."""
     agent = train(tmp_path, env_id=env_id, shared_trunk=True, total_timesteps=3 * 128)
     storages = {p.untyped_storage().data_ptr() for p in agent.parameters()}
     assert len(storages) == 1
 
 
 def test_a_broken_capture_is_caught(monkeypatch, tmp_path):
-    """A learning rate annealed by a Python number is baked in: other bytes. One read by .item() is refused."""
+    """A learning rate annealed by a Python number is baked in: other bytes; .item() is refused."""
 
     def baked(memory, args):
         original(memory, args)
@@ -113,9 +113,10 @@ def test_addresses_stay_where_they_are(monkeypatch, tmp_path):
 
 
 def test_the_functions_run_on_meta(tmp_path):
-    """device="meta" has shapes and no numbers: it refuses .cpu(), .numpy(), .tolist() and .item(). Fails
+    """device="meta" has shapes and no numbers, and refuses .cpu(), .numpy(), .tolist() and .item(). Fails
     with any of them in a captured function."""
-    args = script.Args(**{**SMALL, "device": "meta", "target_kl": 0.1, "adaptive_kl": 0.1, "norm_reward": True})
+    switches = {"target_kl": 0.1, "adaptive_kl": 0.1, "norm_reward": True}
+    args = script.Args(**SMALL, **switches, device="meta")
     env = script.make_batched_env("CartPole-v1", args.num_envs, "meta")
     agent = script.Agent(script.make_env("CartPole-v1"), args).to("meta")
     parameters = script.flatten_parameters(agent).detach()

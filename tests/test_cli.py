@@ -6,6 +6,7 @@ Each docstring ends with what was broken to see the test fail.
 import dataclasses
 import functools
 import importlib
+import io
 import json
 import math
 import os
@@ -60,6 +61,8 @@ def main(script, *argv):
             runpy.run_path(script.__file__, run_name="__main__")
         except SystemExit as stop:
             return stop.code
+        except KeyboardInterrupt:
+            return "KeyboardInterrupt"  # which pytest would take for its own
     return 0
 
 
@@ -352,7 +355,7 @@ def numeric(script):
 
 def test_a_number_out_of_range_is_refused_by_name(script, tmp_path, monkeypatch, capsys):
     """Negative, NaN, infinite, and 0 where 0 makes no sense, of every flag; the limits themselves are taken.
-    Fails with any name taken out of `check_ranges`, and with comparisons turned round, which NaN passes."""
+    Fails with any name taken out of `check_ranges`, and with `not x < 0` for `x >= 0`, which NaN passes."""
     monkeypatch.chdir(tmp_path)
     env = None if actions_of(script) is None else make_env(**walk(script))
     loose = {"total_timesteps": 10**6, "norm_adv": False, "num_minibatches": 1}
@@ -421,13 +424,21 @@ def test_the_ablate_line_is_the_run_with_one_change(script):
     assert command(script.__name__, script.Args()) == f"python {script.__name__}.py --seed 0"
 
 
-def test_the_help_explains_every_flag(script, monkeypatch, capsys):
+@pytest.fixture
+def utf8(monkeypatch):
+    """A stdout that could show everything, as a terminal's; its buffer."""
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    return stdout.buffer
+
+
+def test_the_help_explains_every_flag(script, utf8, monkeypatch, capsys):
     """In ASCII and 80 columns. Fails with a field without its comment, with UTF-8 boxes, and with the whole
     docstring as the description, which tyro does not wrap."""
     monkeypatch.setenv("COLUMNS", "80")
     assert main(script, "--help") == 0
-    out, err = capsys.readouterr()
-    assert err == "" and out.isascii()
+    out = utf8.getvalue().decode()
+    assert out.isascii() and capsys.readouterr().err == ""
     assert max(map(len, out.splitlines())) <= 80
     text = " ".join(out.split())
     for name in fields(script):

@@ -151,6 +151,8 @@ def test_another_seed_other_bytes_everywhere(script, tmp_path):
     one, other = (load(tmp_path / str(seed))["state"] for seed in (0, 1))
     for name in one:
         assert repr(one[name]) != repr(other[name]), name
+        if "seed" in one[name]:  # an environment's: its other actions alone would make a difference
+            assert one[name]["seed"] != other[name]["seed"], name
     values = torch.cat([value.flatten() for value in one["agent"].values()])
     assert not torch.equal(values, torch.cat([value.flatten() for value in other["agent"].values()]))
 
@@ -445,7 +447,8 @@ def test_more_timesteps_extend_a_finished_run(script, tmp_path, capsys):
     script.train(resumed(script, tmp_path / "short", total_timesteps=twelve))
     assert checkpoint_bytes(tmp_path / "short") == checkpoint_bytes(tmp_path / "long")
     summaries = [timeless(read_json(tmp_path / name / "summary.json")) for name in ("short", "long")]
-    assert summaries[0] == summaries[1] and summaries[0]["iterations"] == 12
+    assert summaries[0] == summaries[1]
+    assert summaries[0]["iterations"] == load(tmp_path / "short")["iteration"] == 12
     script.train(small(script, tmp_path / "annealed"))
     script.train(resumed(script, tmp_path / "annealed", total_timesteps=twelve))
     full = small(script, None).learning_rate
@@ -479,7 +482,7 @@ def test_fewer_timesteps_than_done_are_refused(script, whole, total):
 
 
 def test_a_changed_flag_beside_resume_is_refused_by_name(script, whole):
-    """Every flag that shapes training, --total-timesteps apart. Fails with any one added to NOT_TRAINING."""
+    """Every flag that shapes training, --total-timesteps apart. Fails with the comparison left out."""
     before = everything(whole)
     for name, value in training_changes(script).items():
         if name != "total_timesteps":
@@ -490,10 +493,12 @@ def test_a_changed_flag_beside_resume_is_refused_by_name(script, whole):
 
 
 def test_flags_that_shape_no_training_are_free_beside_resume(script, whole, tmp_path):
-    """All of NOT_TRAINING but the folders. Fails with one of them saved among the args of the checkpoint."""
+    """All of NOT_TRAINING but the folders. Fails with one of them saved among the args of the checkpoint, and
+    with --gamma among them."""
     cut(script, small(script, tmp_path / "cut"), at=2)
     free = {"eval_episodes": 2, "eval_max_steps": 3, "checkpoint_every": 2, "rerun": True, "watch": True}
-    assert {*free, "out", "resume", "eval_only"} == set(NOT_TRAINING)
+    of_one_script = {"cuda_graph", "log_every"}
+    assert {*free, *of_one_script, "out", "resume", "eval_only"} == set(NOT_TRAINING)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "rerun", None)  # no recording and no viewer are wanted here
         script.train(resumed(script, tmp_path / "cut", **free))
@@ -790,8 +795,8 @@ def test_metrics_and_summary_hold_what_they_should(script, whole):
 
 
 def test_what_a_run_never_saw_is_null(script, tmp_path):
-    """No episode ended, no time limit met, no evaluation. Fails with NaN written as NaN, and with a mean of
-    nothing that is 0."""
+    """No episode ended, no time limit met, no evaluation; nor has a rollout of one step a variance. Fails with
+    NaN written as NaN, and with a mean of nothing that is 0."""
     if actions_of(script) is None:
         pytest.skip("steps no Gymnasium environment")
     script.train(small(script, tmp_path, **walk(script, steps=0, edge=1e9), eval_episodes=0))
@@ -804,6 +809,10 @@ def test_what_a_run_never_saw_is_null(script, tmp_path):
     for name in ("train_return_mean", "value_at_time_limit", "eval_return_mean", "eval_return_std"):
         assert summary[name] is None, name
     assert summary["eval_returns"] == [] and summary["eval_episodes"] == 0
+    one_row = {"num_envs": 1, "num_steps": 1, "num_minibatches": 1, "norm_adv": False, "total_timesteps": 2}
+    script.train(small(script, tmp_path / "one row", **one_row))
+    text = (tmp_path / "one row" / "metrics.jsonl").read_text()
+    assert text.count('"explained_variance": null') == 2 and "NaN" not in text
 
 
 @pytest.mark.parametrize(

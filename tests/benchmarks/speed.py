@@ -126,7 +126,8 @@ def main() -> None:
         ratio = statistics.median(ours) / statistics.median(theirs)
         parts = "  ".join(f"{part} {share:.0%}" for part, share in shares.items())
         print(f"\n{name}\n  {script + '.py':<20}{statistics.median(ours):>9,.0f} steps/CPU-s   {parts}")
-        print(f"  {'Stable-Baselines3':<20}{statistics.median(theirs):>9,.0f} steps/CPU-s\n  ratio {ratio:>23.2f}")
+        print(f"  {'Stable-Baselines3':<20}{statistics.median(theirs):>9,.0f} steps/CPU-s")
+        print(f"  ratio {ratio:>23.2f}")
 
 
 if __name__ == "__main__":
