@@ -218,7 +218,7 @@ def compute_gae(
     nothing is bootstrapped from it; a time limit ends the sum, not the future, which V(next_obs) stands for.
     """
     deltas = rewards + gamma * next_values * ~terminated - values
-    carry = gamma * gae_lambda * ~(terminated | truncated)
+    carry = gamma * gae_lambda * (~(terminated | truncated)).to(rewards.dtype)
     advantages = torch.empty_like(deltas)
     advantage = torch.zeros_like(deltas[0])
     for t in reversed(range(len(deltas))):
@@ -320,7 +320,8 @@ def train(args: Args) -> Agent:
 
         noise = agent.draw_noise(action_noise, T, N, envs[0].action_dim).to(args.device)
         rollout, finished = collect_rollout(agent, envs, noise)
-        require_finite(iteration, observation=rollout.next_obs, reward=rollout.reward)
+        seen = torch.cat([rollout.obs, rollout.next_obs])
+        require_finite(iteration, observation=seen, reward=rollout.reward)
         obs, next_obs, action, reward, terminated, truncated = (x.to(args.device) for x in rollout)
         if args.norm_reward:
             reward = reward_scaling(reward, terminated | truncated)

@@ -207,7 +207,7 @@ def compute_gae(
     nothing is bootstrapped from it; a time limit ends the sum, not the future, which V(next_obs) stands for.
     """
     deltas = rewards + gamma * next_values * ~terminated - values
-    carry = gamma * gae_lambda * ~(terminated | truncated)
+    carry = gamma * gae_lambda * (~(terminated | truncated)).to(rewards.dtype)
     advantages = torch.empty_like(deltas)
     advantage = torch.zeros_like(deltas[0])
     for t in reversed(range(len(deltas))):

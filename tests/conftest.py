@@ -9,6 +9,7 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ["ppo_continuous", "ppo_discrete", "a2c"]
+of_ppo = pytest.mark.parametrize("script", ["ppo_continuous", "ppo_discrete"], indirect=True)
 TINY = {"total_timesteps": 6 * 2 * 32, "num_envs": 2, "num_steps": 32, "eval_episodes": 2, "rerun": False}
 
 

@@ -1,6 +1,5 @@
 """The loss and the policy's densities, against torch.distributions, autograd and numerical integrals."""
 
-import dataclasses
 import itertools
 import math
 
@@ -12,18 +11,11 @@ from torch.distributions import AffineTransform, Independent, Normal, TanhTransf
 import ppo_continuous
 from common.envs import make_env
 from tests import envs_for_tests  # noqa: F401  (registers its environments)
+from tests.conftest import of_ppo
 
 SWITCHES = ("norm_adv", "clip_ratio", "clip_vloss")
 COMBINATIONS = [dict(zip(SWITCHES, on, strict=True)) for on in itertools.product([False, True], repeat=3)]
 CLIP = 0.2
-
-
-def loss_args(script, **flags):
-    """Args with these flags; the test is skipped for a script that lacks one of them."""
-    missing = flags.keys() - {field.name for field in dataclasses.fields(script.Args)}
-    if missing:
-        pytest.skip(f"{script.__name__} has no {', '.join(sorted(missing))}")
-    return script.Args(**flags)
 
 
 def written_out(log_prob, entropy, value, old_log_prob, old_value, advantages, returns, args):
@@ -47,11 +39,12 @@ def written_out(log_prob, entropy, value, old_log_prob, old_value, advantages, r
     return -objective + args.vf_coef * error / 2 - args.ent_coef * entropy.mean()
 
 
+@of_ppo
 @pytest.mark.parametrize("flags", COMBINATIONS, ids=str)
 def test_loss_and_gradient_are_the_formula(script, flags):
     """Fails with: the population std for the sample's; `min` for `max` in the value loss, and the other way
     round in the surrogate; no half in the value loss; the entropy added for subtracted; no vf_coef."""
-    args = loss_args(script, **flags, clip_coef=CLIP, vf_coef=0.7, ent_coef=0.03)
+    args = script.Args(**flags, clip_coef=CLIP, vf_coef=0.7, ent_coef=0.03)
     torch.manual_seed(0)
     old_log_prob, old_value, advantages, returns = torch.randn(4, 24, dtype=torch.float64)
     moved = (old_log_prob + 0.3 * torch.randn(24), torch.rand(24), old_value + 0.4 * torch.randn(24))
@@ -99,12 +92,13 @@ def test_gradient_reaches_the_weights_as_torch_distributions_would_send_it(flags
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-12)
 
 
+@of_ppo
 @pytest.mark.parametrize("clip_ratio", [True, False])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize("ratio", [0.5, 0.79, 0.81, 1.0, 1.19, 1.21, 2.0])
 def test_the_clip_binds_only_where_moving_further_would_gain(script, ratio, advantage, clip_ratio):
     """Fails with the clipped ratio alone for the minimum of both: it would bind on the losing side too."""
-    args = loss_args(script, clip_ratio=clip_ratio, clip_coef=CLIP, norm_adv=False)
+    args = script.Args(clip_ratio=clip_ratio, clip_coef=CLIP, norm_adv=False)
     log_prob = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
     zero = torch.zeros(1, dtype=torch.float64)
     loss, _ = script.ppo_loss(log_prob, zero, zero, zero, zero, zero + advantage, zero, args)
@@ -113,10 +107,11 @@ def test_the_clip_binds_only_where_moving_further_would_gain(script, ratio, adva
     assert log_prob.grad.item() == pytest.approx(0.0 if binds else -ratio * advantage)
 
 
+@of_ppo
 def test_diagnostics_are_what_their_names_say(script):
     """Fails with: approx_kl as -log ratio, or of the opposite sign in its log ratio; clipfrac counted on one
     side only."""
-    args = loss_args(script, clip_coef=CLIP, norm_adv=False)
+    args = script.Args(clip_coef=CLIP, norm_adv=False)
     ratio = torch.tensor([0.5, 0.79, 0.81, 1.0, 1.19, 1.21, 2.0, 3.0], dtype=torch.float64)
     zero = torch.zeros(8, dtype=torch.float64)
     old_log_prob, entropy, value = zero - 1.5, zero + 0.25, zero + 2

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +15,7 @@ import ppo_continuous
 from common.cli import NonFinite, Refusal
 from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
 from common.seeding import RandomStream, derive_seed
-from tests.conftest import load, metrics, tiny_args
+from tests.conftest import load, metrics, of_ppo, tiny_args
 from tests.envs_for_tests import SPACES, Spaces, has_discrete_actions
 
 
@@ -53,6 +54,16 @@ def args_for(script, out, probe=None, env_kwargs=None, **changes):
 def find(kind, arguments):
     """The argument of this type, wherever a script's signature has it."""
     return next(x for x in arguments if isinstance(x, kind))
+
+
+def loss_name(script):
+    return "ppo_loss" if hasattr(script, "ppo_loss") else "a2c_loss"
+
+
+def tensors(arguments):
+    """All tensors among the arguments, in order, those in tuples too."""
+    flat = itertools.chain.from_iterable(x if isinstance(x, tuple) else [x] for x in arguments)
+    return [x for x in flat if isinstance(x, torch.Tensor)]
 
 
 # What a rollout holds
@@ -214,22 +225,11 @@ def test_other_observations_are_refused_by_name(script, tmp_path, name, said):
 
 # What the update is given
 
-VARIANTS = [{}, {"norm_obs": True}, {"squash": True}, {"squash": True, "norm_obs": True}]
 
-
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("env_id", ["default", "ProbeSpaces-v0"])
-def test_before_the_first_gradient_step_of_an_iteration_the_policy_is_the_old_one(
-    script, monkeypatch, tmp_path, variant, env_id
-):
-    """Fails with: the old log-probability of the clipped action; the observation statistics updated between
-    the rollout and the update; an old log-probability that is 1e-5 off."""
-    if not hasattr(script.Args(), "squash") and (variant.get("squash") or env_id != "default"):
-        pytest.skip("needs Box actions")
+def check_first_steps(monkeypatch, script, out, **flags):
+    """Train, and look at the first minibatch of every iteration: there new and old policy are the same."""
     calls = watch(monkeypatch, script, "ppo_loss")
-    if env_id != "default":
-        variant = {**variant, "env_id": env_id, "env_kwargs": '{"action": "uneven"}'}
-    args = args_for(script, tmp_path, total_timesteps=8 * 128, num_steps=64, learning_rate=1e-2, **variant)
+    args = args_for(script, out, total_timesteps=8 * 128, num_steps=64, learning_rate=1e-2, **flags)
     script.train(args)
     steps = args.num_minibatches * args.update_epochs
     assert len(calls) == 8 * steps
@@ -237,6 +237,22 @@ def test_before_the_first_gradient_step_of_an_iteration_the_policy_is_the_old_on
         assert ((log_prob - old_log_prob).exp() - 1).abs().max() < 1e-6
         assert abs(diagnostics["approx_kl"].item()) < 1e-6 and diagnostics["clipfrac"].item() == 0
     assert calls[-1][1][1]["approx_kl"].item() > 1e-5  # and does move afterwards
+
+
+@of_ppo
+@pytest.mark.parametrize("norm_obs", [False, True])
+def test_before_the_first_gradient_step_the_policy_is_the_old_one(script, monkeypatch, tmp_path, norm_obs):
+    """Fails with the observation statistics updated between the rollout and the update, and with an old
+    log-probability that is 1e-5 off."""
+    check_first_steps(monkeypatch, script, tmp_path, norm_obs=norm_obs)
+
+
+@pytest.mark.parametrize("norm_obs", [False, True])
+@pytest.mark.parametrize("squash", [False, True])
+def test_and_so_it_is_where_actions_are_clipped_or_squashed(monkeypatch, tmp_path, squash, norm_obs):
+    """Fails with the old log-probability of the clipped action."""
+    probe = {"env_id": "ProbeSpaces-v0", "env_kwargs": '{"action": "uneven"}'}
+    check_first_steps(monkeypatch, ppo_continuous, tmp_path, squash=squash, norm_obs=norm_obs, **probe)
 
 
 def test_old_log_probability_is_of_the_sampled_action(monkeypatch, tmp_path):
@@ -276,9 +292,9 @@ def test_what_gae_is_given(script, monkeypatch, tmp_path, bug):
         torch.testing.assert_close(next_values[~fall], expected[~fall], rtol=0, atol=1e-5)
         apart = (of_obs[1:] - of_next_obs)[limit & ~fall].abs()
         assert apart.max() > 1e-3  # or the two could not be told apart
-        batch = find(script.Batch, arguments)
-        assert torch.equal(batch.advantages, advantages.flatten())
-        assert torch.equal(batch.returns, returns.flatten())
+        *_, used_advantages, used_returns = tensors(arguments)
+        assert torch.equal(used_advantages, advantages.flatten())
+        assert torch.equal(used_returns, returns.flatten())
 
 
 @pytest.mark.parametrize("bug", [None, "break_", "break_reset"])
@@ -315,6 +331,7 @@ def test_learning_rate_starts_full_and_never_reaches_zero(script, monkeypatch, t
     assert [line["learning_rate"] for line in metrics(tmp_path)] == pytest.approx(expected)
 
 
+@of_ppo
 @pytest.mark.parametrize("target_kl", [None, 1e-9, 0.003, 0.005, 0.01, 0.02, 100.0])
 def test_target_kl_stops_further_epochs(script, monkeypatch, tmp_path, target_kl):
     """Fails with: no stop; a stop in the middle of an epoch; a stop at 1.5 times the target; the last
@@ -339,6 +356,7 @@ def test_target_kl_stops_further_epochs(script, monkeypatch, tmp_path, target_kl
         assert np.mean(counts) < args.update_epochs and (target_kl > 1e-9 or set(counts) == {1})
 
 
+@of_ppo
 def test_a_learning_rate_of_zero_is_no_stop(script, tmp_path):
     """Fails with the update skipped at a learning rate of 0. The weights stay, Adam's moments move."""
     args = args_for(script, tmp_path, learning_rate=0.0)
@@ -382,12 +400,12 @@ def test_observation_statistics_are_constant_within_an_iteration_and_then_take_i
     watch(monkeypatch, script, "flatten_parameters", before=agents.append)
     rollouts, gae, losses = (
         watch(monkeypatch, script, name, before=lambda *_: statistics(agents[0]))
-        for name in ("collect_rollout", "compute_gae", "ppo_loss")
+        for name in ("collect_rollout", "compute_gae", loss_name(script))
     )
     args = args_for(script, tmp_path, "Scripted", {"ends": ENDS}, norm_obs=True)
     agent = script.train(args)
     seen = torch.empty(0, 3, dtype=torch.float64)
-    steps = args.update_epochs * args.num_minibatches
+    steps = len(losses) // 6
     for k, (_, (rollout, _), before) in enumerate(rollouts):
         for _, _, during in [gae[k], *losses[k * steps : (k + 1) * steps]]:
             assert all(torch.equal(during[name], before[name]) for name in before)
@@ -501,8 +519,17 @@ def test_weights_that_are_no_numbers_are_not_saved(script, monkeypatch, tmp_path
 # A training step
 
 
+class Rows(NamedTuple):
+    obs: torch.Tensor
+    action: torch.Tensor
+    log_prob: torch.Tensor
+    value: torch.Tensor
+    advantages: torch.Tensor
+    returns: torch.Tensor
+
+
 def agent_and_batch(script, args, scale=1.0):
-    """An agent, and a batch of its own actions with random advantages and returns."""
+    """An agent, and rows of its own actions with random advantages and returns."""
     env = make_env(args.env_id)
     torch.manual_seed(0)
     agent, rows = script.Agent(env, args), 64
@@ -511,16 +538,28 @@ def agent_and_batch(script, args, scale=1.0):
         action = agent.sample(obs, RandomStream(0, "action").normal(rows, env.action_dim))
         log_prob = agent.log_prob_entropy(obs, action)[0] + 0.1 * torch.randn(rows)
         value = agent.value(obs)
-    return agent, script.Batch(obs, action, log_prob, value, *scale * torch.randn(2, rows))
+    return agent, Rows(obs, action, log_prob, value, *scale * torch.randn(2, rows))
 
 
-def plain_update(script, agent, batch, optimizer, order, args):
-    """The update without the flat buffer: a list of tensors, clipped by torch."""
-    for _ in range(args.update_epochs):
-        for rows in order.permutation(len(batch.returns)).chunk(args.num_minibatches):
-            minibatch = script.Batch._make(x[rows] for x in batch)
-            log_prob, entropy = agent.log_prob_entropy(minibatch.obs, minibatch.action)
-            loss, _ = script.ppo_loss(log_prob, entropy, agent.value(minibatch.obs), *minibatch[2:], args)
+def script_update(script, agent, flat, optimizer, batch, args):
+    """The script's update with minibatches in the order of seed 0."""
+    if hasattr(script, "a2c_loss"):
+        script.update(agent, flat, optimizer, batch.obs, batch.action, *batch[-2:], args)
+    else:
+        order = RandomStream(0, "minibatch")
+        script.update(agent, flat, optimizer, script.Batch._make(batch), order, args)
+
+
+def plain_update(script, agent, batch, optimizer, args):
+    """The same without the flat buffer: a list of tensors, clipped by torch."""
+    order, a2c = RandomStream(0, "minibatch"), hasattr(script, "a2c_loss")
+    epochs, minibatches = (1, 1) if a2c else (args.update_epochs, args.num_minibatches)
+    for _ in range(epochs):
+        for chosen in order.permutation(len(batch.returns)).chunk(minibatches):
+            rows = Rows._make(x[chosen] for x in batch)
+            old = rows[-2:] if a2c else rows[2:]
+            log_prob, entropy = agent.log_prob_entropy(rows.obs, rows.action)
+            loss, _ = getattr(script, loss_name(script))(log_prob, entropy, agent.value(rows.obs), *old, args)
             optimizer.zero_grad()
             loss.backward()
             if args.max_grad_norm > 0:
@@ -546,8 +585,8 @@ def test_a_training_step_is_that_of_plain_tensors(script, kind, max_grad_norm, s
     plain = copy.deepcopy(agent)
     flat = script.flatten_parameters(agent)
     optimizer = make([flat]) if kind == "sgd" else torch.optim.Adam([flat], lr=1e-3, eps=1e-5, fused=True)
-    script.update(agent, flat, optimizer, batch, RandomStream(0, "minibatch"), args)
-    plain_update(script, plain, batch, make(plain.parameters()), RandomStream(0, "minibatch"), args)
+    script_update(script, agent, flat, optimizer, batch, args)
+    plain_update(script, plain, batch, make(plain.parameters()), args)
     names = dict(plain.named_parameters())
     for name, parameter in agent.named_parameters():
         torch.testing.assert_close(parameter, names[name], rtol=0, atol=1e-6)
@@ -557,11 +596,12 @@ def test_a_training_step_is_that_of_plain_tensors(script, kind, max_grad_norm, s
 
 def test_the_gradient_is_clipped_to_its_global_norm(script):
     """Fails with the clip after the step, and with each parameter clipped on its own."""
-    args = script.Args(max_grad_norm=0.5, update_epochs=1, num_minibatches=1)
+    one_step = {} if hasattr(script, "a2c_loss") else {"update_epochs": 1, "num_minibatches": 1}
+    args = script.Args(max_grad_norm=0.5, **one_step)
     agent, batch = agent_and_batch(script, args, scale=100.0)
     flat = script.flatten_parameters(agent)
     before = flat.detach().clone()
-    script.update(agent, flat, torch.optim.SGD([flat], lr=1.0), batch, RandomStream(0, "minibatch"), args)
+    script_update(script, agent, flat, torch.optim.SGD([flat], lr=1.0), batch, args)
     assert (flat - before).norm().item() == pytest.approx(0.5, rel=1e-4)
 
 

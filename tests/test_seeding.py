@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.seeding import STREAMS, RandomStream, derive_seed, initial_weights, restores_process
-from tests.conftest import load, tiny_args
+from tests.conftest import load, of_ppo, tiny_args
 
 
 def test_neighbouring_seeds_share_no_episode():
@@ -136,6 +136,7 @@ def test_training_and_evaluation_leave_global_generators_threads_and_handlers_al
     assert torch.equal(torch.get_rng_state(), states[0]) and (np.random.get_state()[1] == states[1]).all()
 
 
+@of_ppo
 def test_parts_of_a_run_draw_from_streams_of_their_own(script, tmp_path):
     """Fails with one generator for actions and minibatch order: twice the epochs would then change the second
     iteration's actions, and so what each environment's first episodes are."""

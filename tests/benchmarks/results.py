@@ -23,7 +23,8 @@ ROOT = Path(__file__).parent.parent.parent
 RESULTS = Path(__file__).parent / "results.json"
 PENDULUM = (
     "ppo_continuous.py --env-id Pendulum-v1 --total-timesteps 200000 --num-envs 4 --num-steps 512 "
-    "--num-minibatches 32 --update-epochs 10 --learning-rate 1e-3 --gamma 0.98 --gae-lambda 0.95 --norm-reward"
+    "--num-minibatches 32 --update-epochs 10 --learning-rate 1e-3 --gamma 0.98 --gae-lambda 0.95 "
+    "--norm-reward"
 )
 LUNAR_LANDER = (
     "ppo_discrete.py --env-id LunarLander-v3 --total-timesteps 1000000 --num-envs 8 --num-steps 512 "
