@@ -341,10 +341,11 @@ def train(args: Args) -> Agent:
 
         rows = (x.flatten(0, 1) for x in (obs[:T], action, advantages, returns))
         losses = update(agent, parameters, optimizer, *rows, args)
-        require_finite(iteration, loss=torch.tensor(losses["loss"]), parameters=parameters)
+        require_finite(iteration, loss=torch.tensor(losses["loss"]), parameter=parameters)
         if args.norm_obs:
             agent.obs_norm.update(obs[:T])
 
+        unexplained = (returns - value).var(correction=0) / returns.var(correction=0)
         metrics = {
             "iteration": iteration,
             "global_step": iteration * T * N,
@@ -353,7 +354,7 @@ def train(args: Args) -> Agent:
             "episodic_length": mean([length for _, length in finished]),
             "value_at_time_limit": value_at_time_limit,
             **losses,
-            "explained_variance": (1 - (returns - value).var() / returns.var()).item(),
+            "explained_variance": (1 - unexplained).item(),
             "learning_rate": optimizer.param_groups[0]["lr"],
         }
         run.log(metrics)

@@ -390,10 +390,11 @@ def train(args: Args) -> Agent:
         rows = (obs[:T], action, log_prob, value, advantages, returns)
         batch = Batch._make(x.flatten(0, 1) for x in rows)
         losses = update(agent, parameters, optimizer, batch, minibatch_order, args)
-        require_finite(iteration, loss=torch.tensor(losses["loss"]), parameters=parameters)
+        require_finite(iteration, loss=torch.tensor(losses["loss"]), parameter=parameters)
         if args.norm_obs:
             agent.obs_norm.update(obs[:T])
 
+        unexplained = (returns - value).var(correction=0) / returns.var(correction=0)
         metrics = {
             "iteration": iteration,
             "global_step": iteration * T * N,
@@ -403,7 +404,7 @@ def train(args: Args) -> Agent:
             "value_at_time_limit": value_at_time_limit,
             **losses,
             "log_std": agent.log_std.mean().item(),
-            "explained_variance": (1 - (returns - value).var() / returns.var()).item(),
+            "explained_variance": (1 - unexplained).item(),
             "learning_rate": optimizer.param_groups[0]["lr"],
         }
         run.log(metrics)

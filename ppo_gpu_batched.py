@@ -118,7 +118,8 @@ def estimate_advantages(agent: Agent, reward_scaling: RewardScaling, memory: Mem
     advantages, returns = compute_gae(
         reward, value, next_value, terminated, truncated, args.gamma, args.gae_lambda
     )
-    memory.explained_variance.copy_(1 - (returns - value).var() / returns.var())
+    residual = (returns - value).var(correction=0)
+    memory.explained_variance.copy_(1 - residual / returns.var(correction=0))
     scalars = torch.stack([log_prob, value, advantages, returns], -1)
     actions = action.reshape(T, args.num_envs, -1)
     memory.rows.copy_(torch.cat([obs[:T], actions, scalars], -1).flatten(0, 1))
@@ -555,7 +556,7 @@ def train(args: Args) -> Agent:
         reading = iteration % args.log_every == 0 or iteration == num_iterations
         reading = reading or run.due(iteration)
         if reading:
-            require_finite(iteration, parameters=parameters, observation=memory.obs)
+            require_finite(iteration, parameter=parameters, observation=memory.obs)
             lines = read_metrics(memory, range(unread, iteration + 1), args)
             unread = iteration + 1
             run.log(*lines)

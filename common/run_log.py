@@ -16,6 +16,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,20 +78,28 @@ def write_atomically(path: Path, write: Any) -> None:
     """Call `write(file)` on a temporary file beside `path`, then rename it: a reader, or a process killed at
     any moment, finds the old content or the new, never a part."""
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write `content` as JSON, atomically; NaN becomes null."""
-    text = json.dumps({k: finite_or_none(v) for k, v in content.items()}, indent=1) + "\n"
+    text = json.dumps(finite_or_none(content), indent=1) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def finite_or_none(value: Any) -> Any:
+    """`value` with None for every float in it that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {k: finite_or_none(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [finite_or_none(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -187,6 +196,11 @@ class Run:
             f"--total-timesteps {self.args.total_timesteps} is less than the run has done: give "
             f"{checkpoint['global_step']} or more",
         )
+        lines, done = read_metrics(Path(self.args.resume)), checkpoint["iteration"]
+        check(
+            [line["iteration"] for line in lines[:done]] == list(range(1, done + 1)),
+            f"--resume {self.args.resume}: its metrics.jsonl does not reach its checkpoint; start a new run",
+        )
         return checkpoint
 
     def _new_folder(self) -> Path:
@@ -210,6 +224,8 @@ class Run:
                 return folder
             except FileExistsError:
                 continue
+            except OSError as error:
+                raise Refusal(f"runs/ cannot be written ({error.strerror}): give --out a folder") from None
         raise Refusal(f"runs/{name} and a thousand numbers after it are taken: give --out a folder")
 
     def _print_header(self, num_parameters: int, first: int) -> None:
@@ -304,7 +320,7 @@ class Run:
         sps = (metrics[-1]["global_step"] - self.first_step) / seconds
         clock = {"sps": round(sps), "seconds": round(self.seconds_before + seconds, 3)}
         for line in metrics:
-            line = {name: finite_or_none(value) for name, value in {**line, **clock}.items()}
+            line = finite_or_none({**line, **clock})
             self.lines.append(line)
             self.metrics.write(json.dumps(line) + "\n")
             if self.recording:
@@ -353,10 +369,10 @@ class Run:
     def resume_command(self) -> str:
         return shlex.join(["python", f"{self.script}.py", "--resume", str(self.folder)])
 
-    def film(self, env: Any) -> None:
-        """Record where `env` stands as the next frame of the evaluated episode."""
-        if self.recording:
-            self.recording.film(env)
+    @property
+    def film(self) -> Callable[[Any], None] | None:
+        """What takes an environment as the next frame of the evaluated episode; None without a recording."""
+        return self.recording.film if self.recording else None
 
     def finish(self, returns: list[float], stopped: int, **more: Any) -> None:
         """Write summary.json, with `more` in it, and say what came of the run and what to do next."""

@@ -75,6 +75,7 @@ def restores_process(function: Function) -> Function:
         finally:
             torch.set_num_threads(threads)
             for number, handler in handlers.items():
-                signal.signal(number, handler)
+                if handler is not None:  # None: set by another language, and not Python's to put back
+                    signal.signal(number, handler)
 
     return wrapper

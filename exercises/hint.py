@@ -20,8 +20,8 @@ HINTS = {
         "Multiply each of them by something that is 0 when it is switched off. The rollout's last step is an "
         "ordinary step.",
         "`delta` is rewards[t] + gamma * next_values[t] * ~(one flag)[t] - values[t], with the flag "
-        "that stands for a fall. `advantage` becomes delta + gamma * gae_lambda * ~(both flags, joined "
-        "by |) * advantage.",
+        "that stands for a fall. `advantage` becomes delta + gamma * gae_lambda * advantage * ~(both flags, "
+        "joined by |).",
     ),
     2: (
         "Before you predict: what happens to the size of a gradient step when all advantages of a "

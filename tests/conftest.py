@@ -13,6 +13,15 @@ of_ppo = pytest.mark.parametrize("script", ["ppo_continuous", "ppo_discrete"], i
 TINY = {"total_timesteps": 6 * 2 * 32, "num_envs": 2, "num_steps": 32, "eval_episodes": 2, "rerun": False}
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in training: more would only wait for each other on tensors this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(params=SCRIPTS)
 def script(request):
     """Each script's module in turn: what holds for one must hold for all."""

@@ -78,10 +78,7 @@ class Walk(gym.Env):
         return self.observation(), 1.0 - self.position**2, bool(terminated), bool(truncated), {}
 
 
-for name in (
-    "Walk-v0",
-    "Stroll-v0",
-):  # the same, so that two runs can differ in the name alone
+for name in ("Walk-v0", "Stroll-v0"):  # twice the same, so that two runs can differ in the name alone
     if name not in gym.registry:
         gym.register(name, entry_point="tests.run_envs:Walk")
 

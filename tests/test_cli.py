@@ -3,6 +3,7 @@
 Each docstring ends with what was broken to see the test fail.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -424,20 +425,22 @@ def test_the_ablate_line_is_the_run_with_one_change(script):
     assert command(script.__name__, script.Args()) == f"python {script.__name__}.py --seed 0"
 
 
-@pytest.fixture
-def utf8(monkeypatch):
-    """A stdout that could show everything, as a terminal's; its buffer."""
+@contextlib.contextmanager
+def utf8_stdout():
+    """Inside, stdout could show everything, as a terminal does; yields the buffer it writes to."""
     stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-    monkeypatch.setattr(sys, "stdout", stdout)
-    return stdout.buffer
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout)
+        yield stdout.buffer
 
 
-def test_the_help_explains_every_flag(script, utf8, monkeypatch, capsys):
+def test_the_help_explains_every_flag(script, monkeypatch, capsys):
     """In ASCII and 80 columns. Fails with a field without its comment, with UTF-8 boxes, and with the whole
     docstring as the description, which tyro does not wrap."""
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(script, "--help") == 0
-    out = utf8.getvalue().decode()
+    with utf8_stdout() as stdout:
+        assert main(script, "--help") == 0
+        out = stdout.getvalue().decode()
     assert out.isascii() and capsys.readouterr().err == ""
     assert max(map(len, out.splitlines())) <= 80
     text = " ".join(out.split())
@@ -452,13 +455,15 @@ def test_the_help_explains_every_flag(script, utf8, monkeypatch, capsys):
     (["--no-nrom-adv"], "--norm-adv"),
 ])  # fmt: skip
 def test_a_mistyped_flag_is_refused_with_a_suggestion(
-    script, argv, suggestion, utf8, tmp_path, monkeypatch, capsys
+    script, argv, suggestion, tmp_path, monkeypatch, capsys
 ):
     """Fails with tyro.cli(return_unknown_args=True), which runs without it, and with UTF-8 boxes."""
     monkeypatch.chdir(tmp_path)
-    assert main(script, *argv) == 2
+    with utf8_stdout() as stdout:
+        assert main(script, *argv) == 2
+        assert stdout.getvalue() == b""
     err = capsys.readouterr().err
-    assert utf8.getvalue() == b"" and err.isascii() and suggestion in err
+    assert err.isascii() and suggestion in err
     assert list(tmp_path.iterdir()) == []
 
 

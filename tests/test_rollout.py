@@ -19,15 +19,6 @@ from tests.conftest import load, metrics, of_ppo, tiny_args
 from tests.envs_for_tests import SPACES, Spaces, has_discrete_actions
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in training: more would only wait for each other on tensors this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def watch(monkeypatch, script, name, before=lambda *arguments: None):
     """Record every call of script.<name>: a list, growing as the script runs, of (arguments, result,
     what `before(*arguments)` returned just before the call)."""

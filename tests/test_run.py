@@ -367,9 +367,7 @@ def test_a_signal_between_saving_and_stopping_is_saved_too(script, after, whole,
     assert checkpoint_bytes(tmp_path / "cut") == checkpoint_bytes(whole)
 
 
-def test_a_signal_while_the_last_checkpoint_is_written_waits(
-    script, whole, tmp_path, monkeypatch
-):
+def test_a_signal_while_the_last_checkpoint_is_written_waits(script, whole, tmp_path, monkeypatch):
     """One Ctrl-C loses nothing, at whatever moment it comes. Fails where the run counts as trained before its
     last checkpoint is on disk."""
     save = torch.save

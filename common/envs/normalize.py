@@ -10,7 +10,7 @@ CLIP = 10.0
 
 
 class RunningNorm(nn.Module):
-    """(x - mean) / std per feature, clipped to +-10; the identity until the first `update`.
+    """(x - mean) / std per feature, clipped to +-10; before the first `update`, only the clip.
 
     As the first layer of a network its statistics travel in the network's own `state_dict`, and a forward
     pass, in training or in evaluation, never changes them.

@@ -48,7 +48,7 @@ def compute_gae(
         # `advantage = ...` that makes A_t of it. Times a number, a bool counts as 0 or 1; ~flag is its
         # opposite, flag_1 | flag_2 is "or".
         delta = rewards[t] + gamma * next_values[t] * ~terminated[t] - values[t]
-        advantage = delta + gamma * gae_lambda * ~(terminated[t] | truncated[t]) * advantage
+        advantage = delta + gamma * gae_lambda * advantage * ~(terminated[t] | truncated[t])
         advantages[t] = advantage
     return advantages, advantages + values
 

@@ -12,7 +12,7 @@ def advantages(reward, value, next_value, terminated, truncated, gamma, gae_lamb
     result, following = torch.zeros_like(reward), 0.0
     for t in reversed(range(len(reward))):
         delta = reward[t] + gamma * next_value[t] * ~terminated[t] - value[t]
-        result[t] = following = delta + gamma * gae_lambda * ~(terminated[t] | truncated[t]) * following
+        result[t] = following = delta + gamma * gae_lambda * following * ~(terminated[t] | truncated[t])
     return result
 
 

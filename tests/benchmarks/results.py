@@ -28,8 +28,8 @@ PENDULUM = (
 )
 LUNAR_LANDER = (
     "ppo_discrete.py --env-id LunarLander-v3 --total-timesteps 1000000 --num-envs 8 --num-steps 512 "
-    "--num-minibatches 16 --update-epochs 10 --learning-rate 1e-3 --gamma 0.999 --gae-lambda 0.98 "
-    "--ent-coef 0.01 --norm-reward"
+    "--num-minibatches 16 --update-epochs 8 --learning-rate 1e-3 --gamma 0.999 --gae-lambda 0.98 "
+    "--ent-coef 0.01 --norm-obs --norm-reward"
 )
 RECIPES = {
     "continuous": "ppo_continuous.py",
