@@ -476,7 +476,7 @@ def read_metrics(memory: Memory, iterations: range, args: Args) -> list[dict[str
     return lines
 
 
-def check_args(args: Args, env: FlatEnv) -> None:
+def check_args(args: Args) -> None:
     """Raise Refusal, before anything has started, for settings that cannot work."""
     check_ranges(args)
     known = ", ".join(BATCHED_ENVS)
@@ -497,8 +497,8 @@ def check_args(args: Args, env: FlatEnv) -> None:
 def train(args: Args) -> Agent:
     """Train from args.seed, or go on where args.resume stopped; returns the agent. Raises Refusal (a
     ValueError) for settings that cannot work, NonFinite when a loss or observation stops being a number."""
+    check_args(args)
     torch.set_num_threads(args.threads)
-    check_args(args, make_env("CartPole-v1"))
     env = make_batched_env(args.env_id, args.num_envs, args.device)
     with initial_weights(args.seed):
         agent = Agent(make_env(args.env_id), args).to(args.device)
@@ -594,12 +594,11 @@ def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[li
 @restores_process
 def evaluate_only(args: Args) -> None:
     """Evaluate the checkpoint in args.eval_only, print the result and write it to eval.json there."""
-    torch.set_num_threads(args.threads)
     checkpoint = load_checkpoint(args, SCRIPT)
     check(args.eval_episodes > 0, "--eval-only needs --eval-episodes 1 or more")
-    env = make_env(args.env_id)
-    check_args(args, env)
-    agent = Agent(env, args).to(args.device)
+    check_args(args)
+    torch.set_num_threads(args.threads)
+    agent = Agent(make_env(args.env_id), args).to(args.device)
     flatten_parameters(agent)  # where a parameter lies in memory decides the last bit of a product
     agent.load_state_dict(checkpoint["state"]["agent"])
     report_evaluation(args, checkpoint, *evaluate(agent, args))
