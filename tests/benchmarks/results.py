@@ -22,9 +22,8 @@ import numpy as np
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = Path(__file__).parent / "results.json"
 PENDULUM = (
-    "ppo_continuous.py --env-id Pendulum-v1 --total-timesteps 200000 --num-envs 4 --num-steps 512 "
-    "--num-minibatches 32 --update-epochs 10 --learning-rate 1e-3 --gamma 0.98 --gae-lambda 0.95 "
-    "--norm-reward"
+    "ppo_continuous.py --env-id Pendulum-v1 --total-timesteps 200000 --num-envs 1 --num-steps 2048 "
+    "--num-minibatches 32 --update-epochs 10 --learning-rate 1e-3 --gamma 0.98 --gae-lambda 0.95"
 )
 LUNAR_LANDER = (
     "ppo_discrete.py --env-id LunarLander-v3 --total-timesteps 1000000 --num-envs 8 --num-steps 512 "
@@ -37,6 +36,7 @@ RECIPES = {
     "a2c": "a2c.py",
     "ppo at a2c's budget": "ppo_discrete.py --total-timesteps 500000",
     "pendulum": PENDULUM,
+    "pendulum --norm-reward": f"{PENDULUM} --num-envs 4 --num-steps 512 --norm-reward",
     "pendulum --break": f"{PENDULUM} --break",
     "pendulum --break-reset": f"{PENDULUM} --break-reset",
     "lunar lander": LUNAR_LANDER,
