@@ -1,10 +1,10 @@
 """A2C, advantage actor-critic, for Gymnasium environments of either kind.
 
-Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, less the asynchrony) takes one step along the
-policy gradient, -log_prob * advantage, for each short rollout of many environments, and discards the rollout.
-The idea to take away: PPO is this, plus using the rollout again. In one epoch of one minibatch the ratio is
-1, the clip never binds, the gradient of ratio * advantage *is* that of log_prob * advantage, and PPO is A2C
-(Huang et al. 2022, arXiv:2205.09123; tests/test_a2c.py trains both to the same bytes).
+Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, less asynchrony) takes one gradient step on the
+loss -log_prob * advantage for each short rollout of many environments, and discards the rollout. The idea to
+take away: PPO is this, plus using the rollout again. In one epoch of one minibatch the ratio is 1, the clip
+never binds, the gradient of ratio * advantage *is* that of log_prob * advantage, and PPO is A2C (Huang et al.
+2022, arXiv:2205.09123; tests/test_a2c.py trains both to the same bytes, with rows left in order).
 
     python a2c.py --seed 0                             # run it: CartPole-v1
     python a2c.py --seed 0 --env-id CartPoleContinuous-v0
@@ -48,21 +48,21 @@ class Args:
     total_timesteps: int = 500_000  # environment steps; rounded down to whole rollouts
     num_envs: int = 16  # environments stepped side by side
     num_steps: int = 16  # steps of each environment in a rollout
-    learning_rate: float = 2e-3  # the optimizer's step size
+    learning_rate: float = 1e-3  # the optimizer's step size
     anneal_lr: bool = True  # learning rate falls linearly to 0
     gamma: float = 0.99  # discount
-    gae_lambda: float = 0.95  # GAE's mix of bootstraps; 1.0: no bias, more variance
+    gae_lambda: float = 0.95  # 0: one-step TD error; 1: all rewards to the rollout's end, more variance
     norm_adv: bool = False  # advantages to mean 0, std 1 in each rollout
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"  # Adam is what PPO uses
     max_grad_norm: float = 0.5  # global gradient-norm clip; 0: off
     hidden_dim: int = 64  # width of both hidden layers
-    orthogonal_init: bool = True  # orthogonal weights
+    orthogonal_init: bool = True  # orthogonal weights, zero biases; off: PyTorch's own
     shared_trunk: bool = False  # one body for actor and critic
     log_std_init: float = 0.0  # initial log standard deviation of the action
     norm_obs: bool = False  # observations to running mean 0, std 1
-    norm_reward: bool = False  # rewards divided by the running spread of the discounted return
+    norm_reward: bool = False  # rewards (and so V) divided by the running std of the discounted return
     break_: Annotated[bool, flag(name="break")] = False  # BUG on purpose: a time limit is taken for a fall
     break_reset: bool = False  # BUG on purpose: a time limit bootstraps from the next episode's first obs
     device: str = "cpu"  # where the networks live
@@ -106,28 +106,27 @@ def categorical_entropy(logits: Tensor) -> Tensor:
 
 
 class Agent(nn.Module):
-    """Actor and critic: obs_dim -> hidden -> hidden -> action_dim, and -> 1. The actor puts out
-    the logits of a categorical policy, or the mean of a Gaussian whose deviation is the same everywhere."""
+    """Actor and critic: obs_dim -> hidden -> hidden -> action_dim, and -> 1. The actor's outputs
+    are logits, or the mean of a Gaussian whose standard deviation does not depend on the observation."""
 
     def __init__(self, env: FlatEnv, args: Args) -> None:
         super().__init__()
 
-        def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
-            layer = nn.Linear(inputs, outputs)
-            return layer_init(layer, gain) if args.orthogonal_init else layer
-
-        def body() -> list[nn.Module]:
-            first = linear(env.obs_dim, args.hidden_dim, math.sqrt(2))
-            second = linear(args.hidden_dim, args.hidden_dim, math.sqrt(2))
-            return [self.obs_norm, first, nn.Tanh(), second, nn.Tanh()]
-
         # A layer of the networks: its statistics are saved with them, and a forward pass never changes them.
         self.obs_norm = RunningNorm(env.obs_dim) if args.norm_obs else nn.Identity()
-        actor_body = body()
-        critic_body = actor_body if args.shared_trunk else body()
-        # A small gain makes the first policy nearly the same in every state: exploration starts unbiased.
-        self.actor = nn.Sequential(*actor_body, linear(args.hidden_dim, env.action_dim, 0.01))
-        self.critic = nn.Sequential(*critic_body, linear(args.hidden_dim, 1, 1.0))
+        init = layer_init if args.orthogonal_init else lambda layer, gain: layer
+        width = args.hidden_dim
+
+        def trunk() -> list[nn.Module]:
+            first = init(nn.Linear(env.obs_dim, width), math.sqrt(2))
+            second = init(nn.Linear(width, width), math.sqrt(2))
+            return [self.obs_norm, first, nn.Tanh(), second, nn.Tanh()]
+
+        actor_trunk = trunk()
+        critic_trunk = actor_trunk if args.shared_trunk else trunk()
+        # The small gain makes the first policy nearly the same in every state: none starts out preferred.
+        self.actor = nn.Sequential(*actor_trunk, init(nn.Linear(width, env.action_dim), 0.01))
+        self.critic = nn.Sequential(*critic_trunk, init(nn.Linear(width, 1), 1.0))
         self.discrete = isinstance(env.action_space, Discrete)
         if not self.discrete:
             self.log_std = nn.Parameter(torch.full((env.action_dim,), args.log_std_init))
@@ -182,20 +181,20 @@ def collect_rollout(agent: Agent, envs: list[FlatEnv], noise: Tensor) -> tuple[R
 
     Returns the rollout, on the CPU, and (episodic_return, episodic_length) of each episode that ended in it.
     """
-    num_steps, num_envs, env = *noise.shape[:2], envs[0]
+    (T, N), first = noise.shape[:2], envs[0]
     rollout = Rollout(
-        obs=torch.empty(num_steps + 1, num_envs, env.obs_dim),
-        next_obs=torch.empty(num_steps, num_envs, env.obs_dim),
-        action=torch.empty(num_steps, num_envs, *env.action_shape, dtype=env.action_dtype),
-        reward=torch.empty(num_steps, num_envs),
-        terminated=torch.empty(num_steps, num_envs, dtype=torch.bool),
-        truncated=torch.empty(num_steps, num_envs, dtype=torch.bool),
+        obs=torch.empty(T + 1, N, first.obs_dim),
+        next_obs=torch.empty(T, N, first.obs_dim),
+        action=torch.empty(T, N, *first.action_shape, dtype=first.action_dtype),
+        reward=torch.empty(T, N),
+        terminated=torch.empty(T, N, dtype=torch.bool),
+        truncated=torch.empty(T, N, dtype=torch.bool),
     )
     # The same memory as NumPy arrays: writing single numbers into tensors is several times slower.
     obs, next_obs, _, reward, terminated, truncated = (x.numpy() for x in rollout)
     finished = []
     obs[0] = [env.obs for env in envs]
-    for t in range(num_steps):
+    for t in range(T):
         with torch.no_grad():
             rollout.action[t] = action = agent.sample(rollout.obs[t].to(noise.device), noise[t])
         for i, (env, env_action) in enumerate(zip(envs, agent.env_action(action), strict=True)):
@@ -211,11 +210,13 @@ def compute_gae(
     rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor,
     gamma: float, gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 11 and 16).
+    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 11 and 16; cut at the
+    rollout's end as in PPO, arXiv:1707.06347, eq. 11 and 12). Returns (advantages, returns).
 
-    All is (num_steps, num_envs), flags bool; returns (advantages, returns) in the dtype of `rewards`.
-    `next_values` is the value of each step's own next observation, before any reset. A fall has no future, so
-    nothing is bootstrapped from it; a time limit ends the sum, not the future, which V(next_obs) stands for.
+        delta_t = r_t + gamma * V(next_obs_t) - V(obs_t)        A_t = delta_t + gamma * lambda * A_{t+1}
+
+    All tensors are (num_steps, num_envs), flags bool. next_obs is the step's own next observation, before any
+    reset. A fall has no future: it drops V(next_obs_t) and A_{t+1}. A time limit drops only A_{t+1}.
     """
     deltas = rewards + gamma * next_values * ~terminated - values
     carry = gamma * gae_lambda * (~(terminated | truncated)).to(rewards.dtype)
@@ -244,8 +245,9 @@ def a2c_loss(
 def flatten_parameters(agent: Agent) -> nn.Parameter:
     """All parameters end to end in one vector, and their gradients too; each becomes a view of its part.
 
-    Clearing the gradient, clipping it and Adam's step are then one call each, not a dozen: on networks this
-    small a call costs more than its arithmetic.
+    Clearing the gradient, clipping it and the optimizer's step are then one call each, not a dozen: on
+    networks this small a call costs more than its arithmetic. Clear it by `flat.grad.zero_()`, for
+    `zero_grad()` drops the views.
     """
     parameters = list(agent.parameters())
     sizes = [p.numel() for p in parameters]
@@ -294,7 +296,7 @@ def train(args: Args) -> Agent:
         agent = Agent(envs[0], args).to(args.device)
     parameters = flatten_parameters(agent)
     optimizer = OPTIMIZERS[args.optimizer]([parameters], lr=args.learning_rate)
-    reward_scaling = RewardScaling(args.num_envs, args.gamma)
+    reward_scaling = RewardScaling(args.num_envs, args.gamma).to(args.device)
     action_noise = RandomStream(args.seed, "action")
     for env in envs:
         env.reset()
@@ -310,7 +312,7 @@ def train(args: Args) -> Agent:
         "action_noise": action_noise,
         **{f"env_{i}": env for i, env in enumerate(envs)},
     }
-    first_iteration = 1  # unless the run is resumed
+    first_iteration = 1  # unless resumed
     run = Run(SCRIPT, args, num_parameters=parameters.numel())
     first_iteration = run.restore(state)
 
@@ -320,8 +322,7 @@ def train(args: Args) -> Agent:
 
         noise = agent.draw_noise(action_noise, T, N, envs[0].action_dim).to(args.device)
         rollout, finished = collect_rollout(agent, envs, noise)
-        seen = torch.cat([rollout.obs, rollout.next_obs])
-        require_finite(iteration, observation=seen, reward=rollout.reward)
+        require_finite(iteration, observation=torch.cat(rollout[:2]), reward=rollout.reward)
         obs, next_obs, action, reward, terminated, truncated = (x.to(args.device) for x in rollout)
         if args.norm_reward:
             reward = reward_scaling(reward, terminated | truncated)

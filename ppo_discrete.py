@@ -49,23 +49,23 @@ class Args:
     learning_rate: float = 2e-3  # the optimizer's step size
     anneal_lr: bool = True  # learning rate falls linearly to 0
     gamma: float = 0.99  # discount
-    gae_lambda: float = 0.9  # GAE's mix of bootstraps; 1.0: no bias, more variance
+    gae_lambda: float = 0.9  # 0: one-step TD error; 1: all rewards to the rollout's end, more variance
     num_minibatches: int = 4  # gradient steps an epoch
     update_epochs: int = 4  # passes over each rollout
     norm_adv: bool = True  # advantages to mean 0, std 1 in each minibatch
     clip_coef: float = 0.2  # how far the ratio may move before the surrogate stops paying
     clip_ratio: bool = True  # the surrogate clip itself
-    clip_vloss: bool = False  # clip the value's move by clip_coef too
+    clip_vloss: bool = False  # clip the value's move too (OpenAI Baselines, not the paper)
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     optimizer: Literal["adam", "rmsprop"] = "adam"  # RMSprop is what A2C uses
     max_grad_norm: float = 0.5  # global gradient-norm clip; 0: off
     target_kl: float | None = None  # stop an iteration's epochs once approx_kl passes it
     hidden_dim: int = 64  # width of both hidden layers
-    orthogonal_init: bool = True  # orthogonal weights
+    orthogonal_init: bool = True  # orthogonal weights, zero biases; off: PyTorch's own
     shared_trunk: bool = False  # one body for actor and critic
     norm_obs: bool = False  # observations to running mean 0, std 1
-    norm_reward: bool = False  # rewards divided by the running spread of the discounted return
+    norm_reward: bool = False  # rewards (and so V) divided by the running std of the discounted return
     break_: Annotated[bool, flag(name="break")] = False  # BUG on purpose: a time limit is taken for a fall
     break_reset: bool = False  # BUG on purpose: a time limit bootstraps from the next episode's first obs
     device: str = "cpu"  # where the networks live
@@ -104,22 +104,21 @@ class Agent(nn.Module):
     def __init__(self, env: FlatEnv, args: Args) -> None:
         super().__init__()
 
-        def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
-            layer = nn.Linear(inputs, outputs)
-            return layer_init(layer, gain) if args.orthogonal_init else layer
-
-        def body() -> list[nn.Module]:
-            first = linear(env.obs_dim, args.hidden_dim, math.sqrt(2))
-            second = linear(args.hidden_dim, args.hidden_dim, math.sqrt(2))
-            return [self.obs_norm, first, nn.Tanh(), second, nn.Tanh()]
-
         # A layer of the networks: its statistics are saved with them, and a forward pass never changes them.
         self.obs_norm = RunningNorm(env.obs_dim) if args.norm_obs else nn.Identity()
-        actor_body = body()
-        critic_body = actor_body if args.shared_trunk else body()
-        # A small gain makes the first policy nearly the same in every state: exploration starts unbiased.
-        self.actor = nn.Sequential(*actor_body, linear(args.hidden_dim, env.action_dim, 0.01))
-        self.critic = nn.Sequential(*critic_body, linear(args.hidden_dim, 1, 1.0))
+        init = layer_init if args.orthogonal_init else lambda layer, gain: layer
+        width = args.hidden_dim
+
+        def trunk() -> list[nn.Module]:
+            first = init(nn.Linear(env.obs_dim, width), math.sqrt(2))
+            second = init(nn.Linear(width, width), math.sqrt(2))
+            return [self.obs_norm, first, nn.Tanh(), second, nn.Tanh()]
+
+        actor_trunk = trunk()
+        critic_trunk = actor_trunk if args.shared_trunk else trunk()
+        # The small gain makes the first policy nearly the same in every state: none starts out preferred.
+        self.actor = nn.Sequential(*actor_trunk, init(nn.Linear(width, env.action_dim), 0.01))
+        self.critic = nn.Sequential(*critic_trunk, init(nn.Linear(width, 1), 1.0))
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """An action for each row. With Gumbel noise, the largest sum is a draw from softmax(logits)."""
@@ -171,20 +170,20 @@ def collect_rollout(agent: Agent, envs: list[FlatEnv], noise: Tensor) -> tuple[R
 
     Returns the rollout, on the CPU, and (episodic_return, episodic_length) of each episode that ended in it.
     """
-    num_steps, num_envs, env = *noise.shape[:2], envs[0]
+    (T, N), first = noise.shape[:2], envs[0]
     rollout = Rollout(
-        obs=torch.empty(num_steps + 1, num_envs, env.obs_dim),
-        next_obs=torch.empty(num_steps, num_envs, env.obs_dim),
-        action=torch.empty(num_steps, num_envs, *env.action_shape, dtype=env.action_dtype),
-        reward=torch.empty(num_steps, num_envs),
-        terminated=torch.empty(num_steps, num_envs, dtype=torch.bool),
-        truncated=torch.empty(num_steps, num_envs, dtype=torch.bool),
+        obs=torch.empty(T + 1, N, first.obs_dim),
+        next_obs=torch.empty(T, N, first.obs_dim),
+        action=torch.empty(T, N, *first.action_shape, dtype=first.action_dtype),
+        reward=torch.empty(T, N),
+        terminated=torch.empty(T, N, dtype=torch.bool),
+        truncated=torch.empty(T, N, dtype=torch.bool),
     )
     # The same memory as NumPy arrays: writing single numbers into tensors is several times slower.
     obs, next_obs, _, reward, terminated, truncated = (x.numpy() for x in rollout)
     finished = []
     obs[0] = [env.obs for env in envs]
-    for t in range(num_steps):
+    for t in range(T):
         with torch.no_grad():
             rollout.action[t] = action = agent.sample(rollout.obs[t].to(noise.device), noise[t])
         for i, (env, env_action) in enumerate(zip(envs, agent.env_action(action), strict=True)):
@@ -200,11 +199,13 @@ def compute_gae(
     rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor,
     gamma: float, gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 11 and 16).
+    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 11 and 16; cut at the
+    rollout's end as in PPO, arXiv:1707.06347, eq. 11 and 12). Returns (advantages, returns).
 
-    All is (num_steps, num_envs), flags bool; returns (advantages, returns) in the dtype of `rewards`.
-    `next_values` is the value of each step's own next observation, before any reset. A fall has no future, so
-    nothing is bootstrapped from it; a time limit ends the sum, not the future, which V(next_obs) stands for.
+        delta_t = r_t + gamma * V(next_obs_t) - V(obs_t)        A_t = delta_t + gamma * lambda * A_{t+1}
+
+    All tensors are (num_steps, num_envs), flags bool. next_obs is the step's own next observation, before any
+    reset. A fall has no future: it drops V(next_obs_t) and A_{t+1}. A time limit drops only A_{t+1}.
     """
     deltas = rewards + gamma * next_values * ~terminated - values
     carry = gamma * gae_lambda * (~(terminated | truncated)).to(rewards.dtype)
@@ -219,7 +220,8 @@ def ppo_loss(
     log_prob: Tensor, entropy: Tensor, value: Tensor,
     old_log_prob: Tensor, old_value: Tensor, advantages: Tensor, returns: Tensor, args: Args,
 ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
-    """The loss of one minibatch (arXiv:1707.06347, eq. 7 and 9) and its diagnostics, all (rows,) -> ().
+    """The loss of one minibatch (arXiv:1707.06347, eq. 7 and 9, the value loss with 1/2) and its diagnostics.
+    Takes (rows,), of the Gaussian's entropy (); all results are ().
 
     The clip takes the smaller of two surrogates, so it binds only where moving further would *gain*: above
     1 + clip_coef when the advantage is positive, below 1 - clip_coef when it is negative.
@@ -239,7 +241,7 @@ def ppo_loss(
     policy_loss, value_loss, entropy = -surrogate.mean(), 0.5 * squared_error.mean(), entropy.mean()
     loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
     with torch.no_grad():
-        approx_kl = (ratio - 1 - log_ratio).mean()  # low variance, never negative: joschu.net/blog/kl-approx
+        approx_kl = (log_ratio.expm1() - log_ratio).mean()  # of KL(old || new): joschu.net/blog/kl-approx
         clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
     diagnostics = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
     return loss, {**diagnostics, "approx_kl": approx_kl, "clipfrac": clipfrac}
@@ -248,8 +250,9 @@ def ppo_loss(
 def flatten_parameters(agent: Agent) -> nn.Parameter:
     """All parameters end to end in one vector, and their gradients too; each becomes a view of its part.
 
-    Clearing the gradient, clipping it and Adam's step are then one call each, not a dozen: on networks this
-    small a call costs more than its arithmetic.
+    Clearing the gradient, clipping it and the optimizer's step are then one call each, not a dozen: on
+    networks this small a call costs more than its arithmetic. Clear it by `flat.grad.zero_()`, for
+    `zero_grad()` drops the views.
     """
     parameters = list(agent.parameters())
     sizes = [p.numel() for p in parameters]
@@ -266,15 +269,16 @@ def update(
 ) -> dict[str, float]:  # fmt: skip
     """Pass over the batch `update_epochs` times in shuffled minibatches, one gradient step for each.
 
-    Returns the diagnostics: means over the last epoch's minibatches, each taken before its step.
+    `parameters` is the vector of `flatten_parameters`. Returns the
+    diagnostics: means over the last epoch's minibatches, each taken before its step.
     """
     for _ in range(args.update_epochs):
         permutation = order.permutation(len(batch.returns)).to(batch.returns.device)
-        shuffled = (x[permutation].chunk(args.num_minibatches) for x in batch)
         epoch = []
-        for minibatch in map(Batch._make, zip(*shuffled, strict=True)):
-            log_prob, entropy = agent.log_prob_entropy(minibatch.obs, minibatch.action)
-            loss, diagnostics = ppo_loss(log_prob, entropy, agent.value(minibatch.obs), *minibatch[2:], args)
+        for rows in permutation.chunk(args.num_minibatches):
+            obs, action, *old = (x[rows] for x in batch)
+            log_prob, entropy = agent.log_prob_entropy(obs, action)
+            loss, diagnostics = ppo_loss(log_prob, entropy, agent.value(obs), *old, args)
             parameters.grad.zero_()
             loss.backward()
             if args.max_grad_norm > 0:
@@ -293,7 +297,7 @@ def check_args(args: Args, env: FlatEnv) -> None:
     space, rows, minibatches = env.action_space, args.num_envs * args.num_steps, args.num_minibatches
     kind = f"--env-id {args.env_id} has {type(space).__name__} actions"
     check(isinstance(space, Discrete), f"{kind}, {SCRIPT}.py takes Discrete: ppo_continuous.py takes Box")
-    fit = math.gcd(rows // 2, rows, minibatches)
+    fit = math.gcd(rows, minibatches) % rows or 1  # and not single rows
     check(rows % minibatches == 0, f"--num-minibatches {minibatches} does not divide {rows} rows: {fit} does")
     wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
     check(rows > minibatches or not args.norm_adv, f"--norm-adv needs 2 rows in a minibatch: give {wider}")
@@ -313,7 +317,7 @@ def train(args: Args) -> Agent:
         agent = Agent(envs[0], args).to(args.device)
     parameters = flatten_parameters(agent)
     optimizer = OPTIMIZERS[args.optimizer]([parameters], lr=args.learning_rate)
-    reward_scaling = RewardScaling(args.num_envs, args.gamma)
+    reward_scaling = RewardScaling(args.num_envs, args.gamma).to(args.device)
     action_noise, minibatch_order = RandomStream(args.seed, "action"), RandomStream(args.seed, "minibatch")
     for env in envs:
         env.reset()
@@ -330,7 +334,7 @@ def train(args: Args) -> Agent:
         "minibatch_order": minibatch_order,
         **{f"env_{i}": env for i, env in enumerate(envs)},
     }
-    first_iteration = 1  # unless the run is resumed
+    first_iteration = 1  # unless resumed
     run = Run(SCRIPT, args, num_parameters=parameters.numel())
     first_iteration = run.restore(state)
 
@@ -341,8 +345,7 @@ def train(args: Args) -> Agent:
         uniform = action_noise.uniform(T, N, envs[0].action_dim).to(args.device)
         noise = -torch.log(-torch.log(uniform))  # Gumbel's distribution
         rollout, finished = collect_rollout(agent, envs, noise)
-        seen = torch.cat([rollout.obs, rollout.next_obs])
-        require_finite(iteration, observation=seen, reward=rollout.reward)
+        require_finite(iteration, observation=torch.cat(rollout[:2]), reward=rollout.reward)
         obs, next_obs, action, reward, terminated, truncated = (x.to(args.device) for x in rollout)
         if args.norm_reward:
             reward = reward_scaling(reward, terminated | truncated)

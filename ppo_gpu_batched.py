@@ -83,8 +83,8 @@ def step_lanes(
     memory.episodic_return.add_(reward)
     memory.episodic_length.add_(1)
     ended = torch.stack([done, done * memory.episodic_return, done * memory.episodic_length])
-    memory.sums[:3].add_(ended.sum(1))
-    memory.sums[5].add_((~sound).sum())
+    memory.sums[:3].add_(ended.sum(1))  # episodes, return_sum, length_sum
+    memory.sums[5].add_((~sound).sum())  # diverged
     memory.episodic_return.mul_(~done)
     memory.episodic_length.mul_(~done)
 
@@ -145,6 +145,7 @@ def update_minibatch(agent: Agent, parameters: Tensor, memory: Memory, args: Arg
     """One gradient step on the rows that memory.index names, by Adam (Kingma and Ba 2015, arXiv:1412.6980,
     algorithm 1) with all that changes in tensors. Once memory.active is false it leaves them as they were."""
     rows = memory.rows.index_select(0, memory.index)
+    # torch.func, not backward(): one pure function from parameters to gradient, which can be compiled whole.
     gradient, (_, diagnostics) = torch.func.grad_and_value(minibatch_loss, has_aux=True)(
         parameters, agent, rows, memory, args
     )
@@ -152,11 +153,11 @@ def update_minibatch(agent: Agent, parameters: Tensor, memory: Memory, args: Arg
     if args.max_grad_norm > 0:
         gradient = gradient * (args.max_grad_norm / (gradient.norm() + 1e-6)).clamp(max=1)
     step = memory.adam_step + 1
-    mean = memory.adam_mean.lerp(gradient, 1 - 0.9)
-    square = memory.adam_square.lerp(gradient.square(), 1 - 0.999)
+    mean = memory.exp_avg.lerp(gradient, 1 - 0.9)
+    square = memory.exp_avg_sq.lerp(gradient.square(), 1 - 0.999)
     spread = (square / (1 - 0.999**step)).sqrt() + 1e-5
     moved = parameters - memory.learning_rate * mean / (1 - 0.9**step) / spread
-    state = (memory.adam_step, memory.adam_mean, memory.adam_square, parameters)
+    state = (memory.adam_step, memory.exp_avg, memory.exp_avg_sq, parameters)
     for old, new in zip(state, (step, mean, square, moved), strict=True):
         old.copy_(torch.where(memory.active, new, old))
 
@@ -187,12 +188,12 @@ def end_iteration(agent: Agent, memory: Memory, args: Args) -> None:
         agent.obs_norm.update(memory.obs[:-1])
 
 
-def capture(function: Callable[[], None]) -> Callable[[], None]:
+def capture(function: Callable[[], None], device: str) -> Callable[[], None]:
     """Record `function` as a CUDA graph. That executes nothing; calling the result executes it."""
-    if not torch.cuda.is_available():
-        raise RuntimeError("there is no CUDA device")
+    if torch.device(device).type != "cuda":
+        raise RuntimeError(f"the device is {device}, not cuda")
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.device(device), torch.cuda.graph(graph):
         function()
     return graph.replay
 
@@ -201,11 +202,13 @@ def compute_gae(
     rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor,
     gamma: float, gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 11 and 16).
+    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 11 and 16; cut at the
+    rollout's end as in PPO, arXiv:1707.06347, eq. 11 and 12). Returns (advantages, returns).
 
-    All is (num_steps, num_envs), flags bool; returns (advantages, returns) in the dtype of `rewards`.
-    `next_values` is the value of each step's own next observation, before any reset. A fall has no future, so
-    nothing is bootstrapped from it; a time limit ends the sum, not the future, which V(next_obs) stands for.
+        delta_t = r_t + gamma * V(next_obs_t) - V(obs_t)        A_t = delta_t + gamma * lambda * A_{t+1}
+
+    All tensors are (num_steps, num_envs), flags bool. next_obs is the step's own next observation, before any
+    reset. A fall has no future: it drops V(next_obs_t) and A_{t+1}. A time limit drops only A_{t+1}.
     """
     deltas = rewards + gamma * next_values * ~terminated - values
     carry = gamma * gae_lambda * (~(terminated | truncated)).to(rewards.dtype)
@@ -220,7 +223,8 @@ def ppo_loss(
     log_prob: Tensor, entropy: Tensor, value: Tensor,
     old_log_prob: Tensor, old_value: Tensor, advantages: Tensor, returns: Tensor, args: Args,
 ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
-    """The loss of one minibatch (arXiv:1707.06347, eq. 7 and 9) and its diagnostics, all (rows,) -> ().
+    """The loss of one minibatch (arXiv:1707.06347, eq. 7 and 9, the value loss with 1/2) and its diagnostics.
+    Takes (rows,), of the Gaussian's entropy (); all results are ().
 
     The clip takes the smaller of two surrogates, so it binds only where moving further would *gain*: above
     1 + clip_coef when the advantage is positive, below 1 - clip_coef when it is negative.
@@ -240,7 +244,7 @@ def ppo_loss(
     policy_loss, value_loss, entropy = -surrogate.mean(), 0.5 * squared_error.mean(), entropy.mean()
     loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
     with torch.no_grad():
-        approx_kl = (ratio - 1 - log_ratio).mean()  # low variance, never negative: joschu.net/blog/kl-approx
+        approx_kl = (log_ratio.expm1() - log_ratio).mean()  # of KL(old || new): joschu.net/blog/kl-approx
         clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
     diagnostics = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
     return loss, {**diagnostics, "approx_kl": approx_kl, "clipfrac": clipfrac}
@@ -257,25 +261,25 @@ class Args:
     anneal_lr: bool = True  # learning rate falls linearly to 0; turn it off for --adaptive-kl
     adaptive_kl: float | None = None  # steer approx_kl to this by the learning rate, in place of --anneal-lr
     gamma: float = 0.99  # discount
-    gae_lambda: float = 0.95  # GAE's mix of bootstraps; 1.0: no bias, more variance
+    gae_lambda: float = 0.95  # 0: one-step TD error; 1: all rewards to the rollout's end, more variance
     num_minibatches: int = 4  # gradient steps an epoch
     update_epochs: int = 4  # passes over each rollout
     norm_adv: bool = True  # advantages to mean 0, std 1 in each minibatch
     clip_coef: float = 0.2  # how far the ratio may move before the surrogate stops paying
     anneal_clip: bool = False  # clip_coef falls linearly to 0
     clip_ratio: bool = True  # the surrogate clip itself
-    clip_vloss: bool = False  # clip the value's move by clip_coef too
+    clip_vloss: bool = False  # clip the value's move too (OpenAI Baselines, not the paper)
     ent_coef: float = 0.0  # weight of the entropy bonus
     anneal_ent: bool = False  # ent_coef falls linearly to 0
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # global gradient-norm clip; 0: off
     target_kl: float | None = None  # mask further epochs once approx_kl passes it; see --adaptive-kl
     hidden_dim: int = 64  # width of both hidden layers
-    orthogonal_init: bool = True  # orthogonal weights
+    orthogonal_init: bool = True  # orthogonal weights, zero biases; off: PyTorch's own
     shared_trunk: bool = False  # one body for actor and critic
     log_std_init: float = 0.0  # initial log standard deviation of a continuous action
     norm_obs: bool = False  # observations to running mean 0, std 1
-    norm_reward: bool = False  # rewards divided by the running spread of the discounted return
+    norm_reward: bool = False  # rewards (and so V) divided by the running std of the discounted return
     divergence_bound: float = 1e6  # a lane is ended when its observation or reward is not below it
     break_: Annotated[bool, flag(name="break")] = False  # BUG on purpose: a time limit is taken for a fall
     break_reset: bool = False  # BUG on purpose: a time limit bootstraps from the next episode's first obs
@@ -324,29 +328,28 @@ def categorical_entropy(logits: Tensor) -> Tensor:
 
 
 class Agent(nn.Module):
-    """Actor and critic: obs_dim -> hidden -> hidden -> action_dim, and -> 1. The actor puts out
-    the logits of a categorical policy, or the mean of a Gaussian whose deviation is the same everywhere."""
+    """Actor and critic: obs_dim -> hidden -> hidden -> action_dim, and -> 1. The actor's outputs
+    are logits, or the mean of a Gaussian whose standard deviation does not depend on the observation."""
 
     def __init__(self, env: FlatEnv, args: Args) -> None:
         super().__init__()
         self.obs_dim, self.action_dim = env.obs_dim, env.action_dim
 
-        def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
-            layer = nn.Linear(inputs, outputs)
-            return layer_init(layer, gain) if args.orthogonal_init else layer
-
-        def body() -> list[nn.Module]:
-            first = linear(env.obs_dim, args.hidden_dim, math.sqrt(2))
-            second = linear(args.hidden_dim, args.hidden_dim, math.sqrt(2))
-            return [self.obs_norm, first, nn.Tanh(), second, nn.Tanh()]
-
         # A layer of the networks: its statistics are saved with them, and a forward pass never changes them.
         self.obs_norm = RunningNorm(env.obs_dim) if args.norm_obs else nn.Identity()
-        actor_body = body()
-        critic_body = actor_body if args.shared_trunk else body()
-        # A small gain makes the first policy nearly the same in every state: exploration starts unbiased.
-        self.actor = nn.Sequential(*actor_body, linear(args.hidden_dim, env.action_dim, 0.01))
-        self.critic = nn.Sequential(*critic_body, linear(args.hidden_dim, 1, 1.0))
+        init = layer_init if args.orthogonal_init else lambda layer, gain: layer
+        width = args.hidden_dim
+
+        def trunk() -> list[nn.Module]:
+            first = init(nn.Linear(env.obs_dim, width), math.sqrt(2))
+            second = init(nn.Linear(width, width), math.sqrt(2))
+            return [self.obs_norm, first, nn.Tanh(), second, nn.Tanh()]
+
+        actor_trunk = trunk()
+        critic_trunk = actor_trunk if args.shared_trunk else trunk()
+        # The small gain makes the first policy nearly the same in every state: none starts out preferred.
+        self.actor = nn.Sequential(*actor_trunk, init(nn.Linear(width, env.action_dim), 0.01))
+        self.critic = nn.Sequential(*critic_trunk, init(nn.Linear(width, 1), 1.0))
         self.discrete = isinstance(env.action_space, Discrete)
         if not self.discrete:
             self.log_std = nn.Parameter(torch.full((env.action_dim,), args.log_std_init))
@@ -387,8 +390,9 @@ class Agent(nn.Module):
 def flatten_parameters(agent: Agent) -> nn.Parameter:
     """All parameters end to end in one vector, and their gradients too; each becomes a view of its part.
 
-    Clearing the gradient, clipping it and Adam's step are then one call each, not a dozen: on networks this
-    small a call costs more than its arithmetic.
+    Clearing the gradient, clipping it and the optimizer's step are then one call each, not a dozen: on
+    networks this small a call costs more than its arithmetic. Clear it by `flat.grad.zero_()`, for
+    `zero_grad()` drops the views.
     """
     parameters = list(agent.parameters())
     sizes = [p.numel() for p in parameters]
@@ -427,8 +431,8 @@ class Memory(nn.Module):
         self.add("index", minibatch, dtype=torch.int64)
         self.add("active", dtype=torch.bool)
         self.add("adam_step", saved=True)
-        self.add("adam_mean", num_parameters, saved=True)
-        self.add("adam_square", num_parameters, saved=True)
+        self.add("exp_avg", num_parameters, saved=True)
+        self.add("exp_avg_sq", num_parameters, saved=True)
         # What is scheduled and what is measured.
         self.add("iteration", saved=True)
         for name in SCHEDULED:
@@ -482,7 +486,7 @@ def check_args(args: Args) -> None:
     known = ", ".join(BATCHED_ENVS)
     check(args.env_id in BATCHED_ENVS, f"--env-id {args.env_id} has no batched form: choose one of {known}")
     rows, minibatches = args.num_envs * args.num_steps, args.num_minibatches
-    fit = math.gcd(rows // 2, rows, minibatches)
+    fit = math.gcd(rows, minibatches) % rows or 1  # and not single rows
     check(rows % minibatches == 0, f"--num-minibatches {minibatches} does not divide {rows} rows: {fit} does")
     wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
     check(rows > minibatches or not args.norm_adv, f"--norm-adv needs 2 rows in a minibatch: give {wider}")
@@ -527,7 +531,7 @@ def train(args: Args) -> Agent:
         "env": env,
         **dict(zip(("action_noise", "reset_noise", "minibatch_order"), streams, strict=True)),
     }
-    first_iteration = 1  # unless the run is resumed
+    first_iteration = 1  # unless resumed
     run = Run(SCRIPT, args, num_parameters=parameters.numel())
     first_iteration = run.restore(state)
     captured, unread = False, first_iteration
@@ -547,7 +551,7 @@ def train(args: Args) -> Agent:
 
         if iteration == first_iteration and args.cuda_graph:  # which has run eagerly, and so is the warm-up
             try:
-                functions = [capture(function) for function in functions]
+                functions = [capture(function, args.device) for function in functions]
                 captured = True
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]

@@ -20,7 +20,7 @@ def derive_seed(seed: int, stream: str, *index: int) -> int:
     """A 63-bit seed for `stream` (one of STREAMS) and an index within it, such as (environment, episode).
 
     NumPy's SeedSequence hashes the whole key, so that neighbouring seeds and indices share nothing; with 32
-    bits, ten runs of a few thousand episodes would already be likely to meet the same episode twice.
+    bits, ten runs of ten thousand episodes would already be likely to meet the same episode twice.
     """
     key = (STREAMS.index(stream), *index)
     high, low = np.random.SeedSequence(seed, spawn_key=key).generate_state(2)

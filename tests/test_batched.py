@@ -31,7 +31,7 @@ def train(out, **flags):
     return script.train(script.Args(**{**SMALL, **flags, "out": str(out)}))
 
 
-def emulated(function):
+def emulated(function, device=None):
     """What `script.capture` does on a GPU, on a CPU: the tensors of the partial's arguments are the state."""
     state = []
     for value in function.args:
@@ -48,7 +48,7 @@ def test_a_captured_run_ends_in_the_bytes_of_an_eager_one(monkeypatch, tmp_path,
     in Python, and with Adam's moments rebound instead of written in place."""
     train(tmp_path / "eager", cuda_graph=False, **flags)
     captured = []
-    monkeypatch.setattr(script, "capture", lambda f: captured.append(emulated(f)) or captured[-1])
+    monkeypatch.setattr(script, "capture", lambda f, _: captured.append(emulated(f)) or captured[-1])
     train(tmp_path / "captured", **flags)
     assert len(captured) == 6
     eager, replayed = (tmp_path / name / "checkpoint.pt" for name in ("eager", "captured"))
@@ -234,7 +234,7 @@ def test_a_masked_update_changes_nothing():
     agent = script.Agent(script.make_env("CartPole-v1"), args)
     script.estimate_advantages(agent, script.RewardScaling(8, args.gamma), memory, args)
     parameters = script.flatten_parameters(agent).detach()
-    state = [parameters, memory.adam_step, memory.adam_mean, memory.adam_square]
+    state = [parameters, memory.adam_step, memory.exp_avg, memory.exp_avg_sq]
     before = [tensor.clone() for tensor in state]
     memory.active.fill_(False)
     script.update_minibatch(agent, parameters, memory, args)

@@ -1,4 +1,4 @@
-"""What only a GPU can show: `pytest -m gpu tests/test_gpu.py`. Needs torch, numpy, pytest, gymnasium and tyro."""
+"""What only a GPU can show: `pytest -m gpu tests/test_gpu.py`, with torch, numpy, pytest, gymnasium, tyro."""
 
 import json
 import time
@@ -59,7 +59,7 @@ def test_nothing_in_an_iteration_waits_for_the_device(monkeypatch, tmp_path, cud
 
 
 def test_speed_is_printed(tmp_path, capsys):
-    """Steps per second captured and eager at 4,096 environments, and captured at 32,768: figures, no bounds."""
+    """Figures, no bounds: captured and eager at 4,096 environments, captured at 32,768."""
     lines = []
     for num_envs, cuda_graph in ((4096, True), (4096, False), (32768, True)):
         steps = 60 * num_envs * 32
@@ -70,6 +70,7 @@ def test_speed_is_printed(tmp_path, capsys):
         tenth, last = json.loads(metrics[9]), json.loads(metrics[-1])
         rate = (last["global_step"] - tenth["global_step"]) / (last["seconds"] - tenth["seconds"])
         how = "captured" if summary["captured"] else "eager"
-        lines.append(f"{num_envs} envs {how}: {rate:,.0f} steps/s, {time.perf_counter() - start:.1f} s in all")
+        seconds = time.perf_counter() - start
+        lines.append(f"{num_envs} envs {how}: {rate:,.0f} steps/s, {seconds:.1f} s in all")
     with capsys.disabled():
         print(f"\n{torch.cuda.get_device_name()}\n" + "\n".join(lines))
