@@ -47,7 +47,7 @@ class Args:
     env_kwargs: str = "{}"  # JSON object for gymnasium.make
     total_timesteps: int = 500_000  # environment steps; rounded down to whole rollouts
     num_envs: int = 16  # environments stepped side by side
-    num_steps: int = 16  # steps of each environment in a rollout
+    num_steps: int = 8  # steps of each environment in a rollout
     learning_rate: float = 1e-3  # the optimizer's step size
     anneal_lr: bool = True  # learning rate falls linearly to 0
     gamma: float = 0.99  # discount

@@ -6,7 +6,7 @@ to take away: using data again is safe only while the policy stays close to the 
 clipped surrogate keeps it close by paying nothing for a probability ratio beyond 1 +- clip_coef.
 
     python ppo_continuous.py --seed 0                  # run it: ten seconds later a pole balances
-    python ppo_continuous.py --seed 0 --no-clip-ratio  # ablate it: without the clip the score collapses
+    python ppo_continuous.py --seed 1 --no-clip-ratio  # ablate it: without the clip the score collapses
     python ppo_continuous.py --seed 0 --break          # break it: a time limit taken for a fall; see V@limit
     python ppo_continuous.py --resume runs/NAME        # go on after Ctrl-C, to the same bytes
     python ppo_continuous.py --eval-only runs/NAME     # play the saved policy

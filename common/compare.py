@@ -30,12 +30,23 @@ class Finished(NamedTuple):
 
 def find_runs(patterns: list[str]) -> list[Path]:
     """The run folders that the arguments name, each once. A run folder is one that holds metrics.jsonl."""
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}  # by where it really is, so that no run is counted twice
     for pattern in patterns:
         for path in map(Path, sorted(glob.glob(pattern)) or [pattern]):
             here = [path] if (path / "metrics.jsonl").exists() else sorted(path.glob("*/metrics.jsonl"))
-            found.update(dict.fromkeys(p if p.is_dir() else p.parent for p in here))
-    return list(found)
+            for run in (p if p.is_dir() else p.parent for p in here):
+                found.setdefault(run.resolve(), run)
+    return list(found.values())
+
+
+def read_run(folder: Path) -> Finished | None:
+    """The run with its summary; None where there is none yet, or training has gone on beyond it."""
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text("utf-8")) if path.exists() else None
+    lines = read_metrics(folder)
+    if summary is None or (lines and lines[-1]["global_step"] > summary["global_step"]):
+        return None
+    return Finished(folder, summary)
 
 
 def group_runs(runs: list[Finished]) -> dict[str, list[Finished]]:
@@ -85,13 +96,13 @@ def table(groups: dict[str, list[Finished]]) -> list[list[str]]:
 def print_table(rows: list[list[str]]) -> None:
     """Numbers in columns under their headings; a name too long for an 80-column line stands on its own."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    room = 80 - sum(width + 2 for width in widths[1:])
+    room = max(0, 80 - sum(width + 2 for width in widths[1:]))
     for name, *cells in rows:
         line = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-        if len(name) > max(room, 12):
+        if len(name) > room:
             print(name)
             name = ""
-        print(f"{name:<{max(min(widths[0], room), 12)}}{line}")
+        print(f"{name:<{min(widths[0], room)}}{line}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -102,15 +113,14 @@ def main(argv: list[str] | None = None) -> int:
     if not folders:
         print("no run there: give a folder that a script wrote, or a folder of such folders", file=sys.stderr)
         return 2
-    done = [path for path in folders if (path / "summary.json").exists()]
-    runs = [Finished(path, json.loads((path / "summary.json").read_text("utf-8"))) for path in done]
+    runs = [run for run in map(read_run, folders) if run]
     groups = group_runs(runs)
     if groups:
         print_table(table(groups))
     if any(len({run.summary["seed"] for run in members}) == 1 for members in groups.values()):
         print("one run is noise: repeat a row with other seeds before believing a difference")
     for path in folders:
-        if path not in done:
+        if path not in [run.folder for run in runs]:
             lines = read_metrics(path)
             print(f"{UNFINISHED}: {path}, {lines[-1]['global_step'] if lines else 0:,} steps so far")
     return 0
