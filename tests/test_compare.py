@@ -18,7 +18,8 @@ def make_run(folder, script="a2c", env_id="E-v0", finished=True, evaluation=500.
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     args = {"seed": 0, "env_id": env_id, "gamma": 0.99, "clip_ratio": True, "break_": False, **args}
     summary = {
-        "script": script, "env_id": env_id, "seed": args["seed"], "args": args, "sps": 12345,
+        "script": script, "env_id": env_id, "seed": args["seed"], "args": args,
+        "sps": 12345, "global_step": 2048,
         "eval_return_mean": evaluation, "train_return_mean": 20.0, "value_at_time_limit": None,
     }  # fmt: skip
     if finished:
@@ -185,3 +186,19 @@ def test_the_room_for_a_name_is_what_80_columns_leave(tmp_path, capsys):
         make_run(folder / "r", script="s", env_id="E" * (27 + extra))
         table = [line for line in output(capsys, folder).splitlines() if not line.startswith((NOISE, "run "))]
         assert len(table) == lines and max(map(len, table)) <= 80
+
+
+def test_a_run_is_counted_once_by_whatever_path(tmp_path, capsys, monkeypatch):
+    """Fails with the paths compared as they were written."""
+    make_run(tmp_path / "one")
+    monkeypatch.chdir(tmp_path)
+    assert NOISE in output(capsys, "one", tmp_path / "one", "../" + tmp_path.name + "/one")
+
+
+def test_a_run_that_went_on_is_unfinished(tmp_path, capsys):
+    """Extended by --total-timesteps and cut: the old summary is not its score. Fails without the check."""
+    folder = make_run(tmp_path / "one")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"iteration": 3, "global_step": 3072, "episodes": 0}) + "\n")
+    printed = output(capsys, folder)
+    assert "unfinished" in printed and "3,072 steps" in printed
