@@ -51,7 +51,7 @@ class Args:
     learning_rate: float = 1e-3  # the optimizer's step size
     anneal_lr: bool = True  # learning rate falls linearly to 0
     gamma: float = 0.99  # discount
-    gae_lambda: float = 0.95  # 0: one-step TD error; 1: all rewards to the rollout's end, more variance
+    gae_lambda: float = 1.0  # 1: n-step returns, as in the paper; 0: one-step TD error, less variance
     norm_adv: bool = False  # advantages to mean 0, std 1 in each rollout
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
