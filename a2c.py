@@ -46,9 +46,9 @@ class Args:
     env_id: str = "CartPole-v1"  # any Gymnasium id with Discrete or Box actions; module:Env-v0 is imported
     env_kwargs: str = "{}"  # JSON object for gymnasium.make
     total_timesteps: int = 500_000  # environment steps; rounded down to whole rollouts
-    num_envs: int = 16  # environments stepped side by side
-    num_steps: int = 8  # steps of each environment in a rollout
-    learning_rate: float = 1e-3  # the optimizer's step size
+    num_envs: int = 8  # environments stepped side by side
+    num_steps: int = 5  # steps of each environment in a rollout
+    learning_rate: float = 7e-4  # the optimizer's step size
     anneal_lr: bool = True  # learning rate falls linearly to 0
     gamma: float = 0.99  # discount
     gae_lambda: float = 1.0  # 1: n-step returns, as in the paper; 0: one-step TD error, less variance
@@ -68,7 +68,7 @@ class Args:
     device: str = "cpu"  # where the networks live
     eval_episodes: int = 20  # episodes of the final evaluation; 0: none
     eval_max_steps: int = 10_000  # an evaluation episode that has not ended by then is stopped
-    checkpoint_every: int = 10  # iterations between checkpoints
+    checkpoint_every: int = 500  # iterations between checkpoints
     rerun: bool = True  # write recording.rrd
     watch: bool = False  # open the Rerun viewer and stream to it while training
     out: str | None = None  # the run's folder; default: a fresh one under runs/

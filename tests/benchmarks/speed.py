@@ -35,11 +35,11 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
         "PPO",
         {"n_steps": 128, "n_epochs": 4, "batch_size": 128},
     ),
-    "CartPole-v1, A2C, 16 envs x 16 steps": (
+    "CartPole-v1, A2C, 8 envs x 5 steps": (
         "a2c",
-        {"env_id": "CartPole-v1", "num_envs": 16, "num_steps": 16},
+        {"env_id": "CartPole-v1", "num_envs": 8, "num_steps": 5},
         "A2C",
-        {"n_steps": 16},
+        {"n_steps": 5},
     ),
 }
 
