@@ -105,6 +105,13 @@ def categorical_entropy(logits: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
+def through(net: nn.Sequential, x: Tensor) -> Tensor:
+    """net(x), without the checks for hooks: around layers this small they cost as much as the arithmetic."""
+    for layer in net:
+        x = layer.forward(x)
+    return x
+
+
 class Agent(nn.Module):
     """Actor and critic: obs_dim -> hidden -> hidden -> action_dim, and -> 1. The actor's outputs
     are logits, or the mean of a Gaussian whose standard deviation does not depend on the observation."""
@@ -141,16 +148,16 @@ class Agent(nn.Module):
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """An action for each row. With Gumbel noise, the largest sum is a draw from softmax(logits)."""
         if self.discrete:
-            return (self.actor(obs) + noise).argmax(-1)
-        return self.actor(obs) + self.log_std.exp() * noise
+            return (through(self.actor, obs) + noise).argmax(-1)
+        return through(self.actor, obs) + self.log_std.exp() * noise
 
     def best(self, obs: Tensor) -> Tensor:
         """The action an evaluation takes: the most probable, or the mean."""
-        return self.actor(obs).argmax(-1) if self.discrete else self.actor(obs)
+        return through(self.actor, obs).argmax(-1) if self.discrete else through(self.actor, obs)
 
     def value(self, obs: Tensor) -> Tensor:
         """V(obs): (..., obs_dim) -> (...)."""
-        return self.critic(obs).squeeze(-1)
+        return through(self.critic, obs).squeeze(-1)
 
     def env_action(self, action: Tensor) -> np.ndarray:
         """What the environment is given: the index itself, or the vector clipped to its bounds."""
@@ -158,7 +165,7 @@ class Agent(nn.Module):
 
     def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of actions (...,) and the entropy of the policy, (...,) or for the Gaussian ()."""
-        output = self.actor(obs)
+        output = through(self.actor, obs)
         if self.discrete:
             return categorical_log_prob(output, action), categorical_entropy(output)
         return gaussian_log_prob(output, self.log_std, action), gaussian_entropy(self.log_std)

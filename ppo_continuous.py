@@ -108,6 +108,13 @@ def tanh_log_det(pre_tanh: Tensor, half_range: Tensor) -> Tensor:
     return (log_slope + half_range.log()).sum(-1)
 
 
+def through(net: nn.Sequential, x: Tensor) -> Tensor:
+    """net(x), without the checks for hooks: around layers this small they cost as much as the arithmetic."""
+    for layer in net:
+        x = layer.forward(x)
+    return x
+
+
 class Agent(nn.Module):
     """Actor and critic: obs_dim -> hidden -> hidden -> action_dim, and -> 1. The mean of the Gaussian depends
     on the observation, its standard deviation does not."""
@@ -138,15 +145,15 @@ class Agent(nn.Module):
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """The action for each row, before it is clipped or squashed: mean + std * noise."""
-        return self.actor(obs) + self.log_std.exp() * noise
+        return through(self.actor, obs) + self.log_std.exp() * noise
 
     def best(self, obs: Tensor) -> Tensor:
         """The action an evaluation takes: the mean."""
-        return self.actor(obs)
+        return through(self.actor, obs)
 
     def value(self, obs: Tensor) -> Tensor:
         """V(obs): (..., obs_dim) -> (...)."""
-        return self.critic(obs).squeeze(-1)
+        return through(self.critic, obs).squeeze(-1)
 
     def env_action(self, action: Tensor) -> np.ndarray:
         """What the environment is given: clipped to its bounds, or with `squash` mapped onto them."""
@@ -160,7 +167,7 @@ class Agent(nn.Module):
         Clipping is the environment's affair: the density is that of what was sampled. With `squash` it is
         that of the environment's action; the entropy is still the Gaussian's, as tanh leaves no closed form.
         """
-        log_prob = gaussian_log_prob(self.actor(obs), self.log_std, action)
+        log_prob = gaussian_log_prob(through(self.actor, obs), self.log_std, action)
         if self.squash:
             log_prob = log_prob - tanh_log_det(action, (self.high - self.low) / 2)
         return log_prob, gaussian_entropy(self.log_std)
@@ -298,9 +305,9 @@ def update(
     """
     for _ in range(args.update_epochs):
         permutation = order.permutation(len(batch.returns)).to(batch.returns.device)
+        shuffled = [x[permutation].chunk(args.num_minibatches) for x in batch]
         epoch = []
-        for rows in permutation.chunk(args.num_minibatches):
-            obs, action, *old = (x[rows] for x in batch)
+        for obs, action, *old in zip(*shuffled, strict=True):  # old: log_prob, value, advantages, returns
             log_prob, entropy = agent.log_prob_entropy(obs, action)
             loss, diagnostics = ppo_loss(log_prob, entropy, agent.value(obs), *old, args)
             parameters.grad.zero_()

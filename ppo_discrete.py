@@ -97,6 +97,13 @@ def categorical_entropy(logits: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
+def through(net: nn.Sequential, x: Tensor) -> Tensor:
+    """net(x), without the checks for hooks: around layers this small they cost as much as the arithmetic."""
+    for layer in net:
+        x = layer.forward(x)
+    return x
+
+
 class Agent(nn.Module):
     """Actor and critic: obs_dim -> hidden -> hidden -> actions, and -> 1. The actor's outputs are
     logits: the log-probabilities of the actions up to a constant."""
@@ -122,15 +129,15 @@ class Agent(nn.Module):
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """An action for each row. With Gumbel noise, the largest sum is a draw from softmax(logits)."""
-        return (self.actor(obs) + noise).argmax(-1)
+        return (through(self.actor, obs) + noise).argmax(-1)
 
     def best(self, obs: Tensor) -> Tensor:
         """The action an evaluation takes: the most probable."""
-        return self.actor(obs).argmax(-1)
+        return through(self.actor, obs).argmax(-1)
 
     def value(self, obs: Tensor) -> Tensor:
         """V(obs): (..., obs_dim) -> (...)."""
-        return self.critic(obs).squeeze(-1)
+        return through(self.critic, obs).squeeze(-1)
 
     def env_action(self, action: Tensor) -> np.ndarray:
         """What the environment is given: the index itself."""
@@ -138,7 +145,7 @@ class Agent(nn.Module):
 
     def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of actions (...,) and the entropy (...,) of the policy there."""
-        logits = self.actor(obs)
+        logits = through(self.actor, obs)
         return categorical_log_prob(logits, action), categorical_entropy(logits)
 
 
@@ -274,9 +281,9 @@ def update(
     """
     for _ in range(args.update_epochs):
         permutation = order.permutation(len(batch.returns)).to(batch.returns.device)
+        shuffled = [x[permutation].chunk(args.num_minibatches) for x in batch]
         epoch = []
-        for rows in permutation.chunk(args.num_minibatches):
-            obs, action, *old = (x[rows] for x in batch)
+        for obs, action, *old in zip(*shuffled, strict=True):  # old: log_prob, value, advantages, returns
             log_prob, entropy = agent.log_prob_entropy(obs, action)
             loss, diagnostics = ppo_loss(log_prob, entropy, agent.value(obs), *old, args)
             parameters.grad.zero_()

@@ -309,7 +309,7 @@ def test_a_draw_is_fresh_and_from_the_right_distribution():
         assert len({row.numpy().tobytes() for row in rows}) == len(rows), name
     assert all(torch.equal(epoch.flatten().sort()[0], torch.arange(256 * 16)) for epoch in memory.order)
     assert memory.reset_noise.min() >= 0 and memory.reset_noise.max() < 1
-    agent.actor = torch.nn.Identity()  # takes the observation for logits
+    agent.actor = torch.nn.Sequential(torch.nn.Identity())  # takes the observation for logits
     wanted = torch.tensor([0.8, 0.15, 0.05])
     often = agent.sample(wanted.log(), memory.action_noise).flatten().bincount() / memory.action.numel()
     torch.testing.assert_close(often, wanted, rtol=0, atol=0.02)
