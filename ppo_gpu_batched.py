@@ -254,14 +254,14 @@ def ppo_loss(
 class Args:
     seed: int = 0  # every random stream of the run follows from it
     env_id: str = "CartPole-v1"  # one of the batched environments in common/envs/batched.py
-    total_timesteps: int = 1_638_400  # environment steps; rounded down to whole rollouts
-    num_envs: int = 1024  # lanes stepped together
+    total_timesteps: int = 800_000  # environment steps; rounded down to whole rollouts
+    num_envs: int = 256  # lanes stepped together
     num_steps: int = 32  # steps of each lane in a rollout
-    learning_rate: float = 2e-3  # Adam's step size
+    learning_rate: float = 4e-3  # Adam's step size
     anneal_lr: bool = True  # learning rate falls linearly to 0; turn it off for --adaptive-kl
     adaptive_kl: float | None = None  # steer approx_kl to this by the learning rate, in place of --anneal-lr
     gamma: float = 0.99  # discount
-    gae_lambda: float = 0.95  # 0: one-step TD error; 1: all rewards to the rollout's end, more variance
+    gae_lambda: float = 0.9  # 0: one-step TD error; 1: all rewards to the rollout's end, more variance
     num_minibatches: int = 4  # gradient steps an epoch
     update_epochs: int = 4  # passes over each rollout
     norm_adv: bool = True  # advantages to mean 0, std 1 in each minibatch

@@ -500,7 +500,7 @@ def test_what_is_annealed_starts_whole_and_ends_above_zero(tmp_path, annealed):
     switches = {"anneal_clip": annealed == "clip_coef", "anneal_ent": annealed == "ent_coef"}
     train(tmp_path, anneal_lr=annealed == "learning_rate", ent_coef=0.01, **switches)
     first, *_, last = metrics(tmp_path)
-    for name, start in (("learning_rate", 2e-3), ("clip_coef", 0.2), ("ent_coef", 0.01)):
+    for name, start in (("learning_rate", 4e-3), ("clip_coef", 0.2), ("ent_coef", 0.01)):
         end = start / 20 if name == annealed else start
         assert first[name] == pytest.approx(start) and last[name] == pytest.approx(end)
 

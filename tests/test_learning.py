@@ -10,6 +10,10 @@ import ppo_discrete
 import ppo_gpu_batched
 
 pytestmark = pytest.mark.slow
+PENDULUM = {
+    "num_envs": 64, "num_steps": 64, "num_minibatches": 16, "update_epochs": 10, "total_timesteps": 819200,
+    "learning_rate": 1e-3, "gamma": 0.98, "gae_lambda": 0.95, "norm_reward": True,
+}  # fmt: skip
 
 
 def evaluation(script, out, **flags):
@@ -34,7 +38,7 @@ def test_a2c_solves(tmp_path):
     [
         ("CartPole-v1", {}, 500.0),
         ("CartPoleContinuous-v0", {}, 500.0),
-        ("Pendulum-v1", {"gamma": 0.98, "gae_lambda": 0.95, "norm_reward": True}, -200.0),
+        ("Pendulum-v1", PENDULUM, -200.0),
     ],
 )
 def test_the_batched_script_learns(tmp_path, env_id, flags, least):
