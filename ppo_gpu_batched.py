@@ -259,7 +259,7 @@ class Args:
     num_steps: int = 32  # steps of each lane in a rollout
     learning_rate: float = 4e-3  # Adam's step size
     anneal_lr: bool = True  # learning rate falls linearly to 0; turn it off for --adaptive-kl
-    adaptive_kl: float | None = None  # steer approx_kl to this by the learning rate, in place of --anneal-lr
+    adaptive_kl: float | None = None  # learning rate that steers approx_kl to this; see --target-kl
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.9  # 0: one-step TD error; 1: all rewards to the rollout's end, more variance
     num_minibatches: int = 4  # gradient steps an epoch

@@ -321,6 +321,8 @@ class Run:
         clock = {"sps": round(sps), "seconds": round(self.seconds_before + seconds, 3)}
         for line in metrics:
             line = finite_or_none({**line, **clock})
+            if line.get("diverged"):
+                self.say(f"iteration {line['iteration']}: {line['diverged']:.0f} diverged lanes were ended")
             self.lines.append(line)
             self.metrics.write(json.dumps(line) + "\n")
             if self.recording:

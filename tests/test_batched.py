@@ -11,7 +11,7 @@ import torch
 
 import ppo_continuous
 import ppo_gpu_batched as script
-from common.envs.batched import BatchedEnv
+from common.envs.batched import BatchedCartPole, BatchedEnv
 from tests.capture_emulator import CaptureError, capture
 from tests.conftest import load, metrics
 
@@ -605,3 +605,20 @@ def test_a_checkpoint_never_holds_what_is_no_number(monkeypatch, tmp_path, name)
     with pytest.raises(FloatingPointError, match=f"iteration 6: the {name} is not finite"):
         train(tmp_path, checkpoint_every=2)
     assert load(tmp_path)["iteration"] == 4
+
+
+def test_diverging_lanes_are_reported(monkeypatch, tmp_path, capsys):
+    """In the console and in metrics.jsonl. Fails with the count left out of either."""
+    calls, dynamics = [], BatchedCartPole.dynamics
+
+    def broken(env, state, action):
+        calls.append(1)
+        new_state, *rest = dynamics(env, state, action)
+        if len(calls) == 3 * 16 + 5:
+            new_state[0, 1] = torch.inf
+        return new_state, *rest
+
+    monkeypatch.setattr(BatchedCartPole, "dynamics", broken)
+    train(tmp_path)
+    assert "iteration 4: 1 diverged lanes were ended" in capsys.readouterr().out
+    assert [line["diverged"] for line in metrics(tmp_path)] == [0] * 3 + [1] + [0] * 16
