@@ -352,7 +352,7 @@ WRONG = {
         "The interval holds 0"),
     "2 claims even more": (2, 'CONCLUSION = "cannot tell"', 'CONCLUSION = "always"',
         "On seed 0 the run with it did not score higher."),
-    "2 upsets": (2, "UPSETS = 2", "UPSETS = 6", "count the seeds whose difference has the"),
+    "2 upsets": (2, "UPSETS = 4", "UPSETS = 6", "count the seeds whose difference has the"),
     "3 clipped on both sides": (3, "(ratio * advantages).minimum(clipped_ratio * advantages)",
         "clipped_ratio * advantages", "The clip binds here, and must not."),
     "3 the smaller ratio": (3, "(ratio * advantages).minimum(clipped_ratio * advantages)",
