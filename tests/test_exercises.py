@@ -351,7 +351,7 @@ WRONG = {
     "2 claims too much": (2, 'CONCLUSION = "cannot tell"', 'CONCLUSION = "on average"',
         "The interval holds 0"),
     "2 claims even more": (2, 'CONCLUSION = "cannot tell"', 'CONCLUSION = "always"',
-        "On seed 0 the run with it did not score higher."),
+        "On seed 2 the run with it did not score higher."),
     "2 upsets": (2, "UPSETS = 4", "UPSETS = 6", "count the seeds whose difference has the"),
     "3 clipped on both sides": (3, "(ratio * advantages).minimum(clipped_ratio * advantages)",
         "clipped_ratio * advantages", "The clip binds here, and must not."),
