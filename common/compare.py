@@ -1,22 +1,24 @@
 """Compare runs: `python -m common.compare runs`, or any mix of runs, folders of runs and glob patterns.
 
 Runs that differ in nothing but their seed are one row: the mean over seeds and, beside it, the spread. Only
-the flags that differ between the rows are named.
+the flags that differ between the rows are named. A recording overlays the curves of the same groups.
 """
 
 from __future__ import annotations
 
 import argparse
 import glob
+import itertools
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.cli import flag_name
-from common.run_log import fixed, mean, read_metrics
+from common.cli import flag_name, one_line
+from common.run_log import fixed, mean, read_metrics, watch_command
 
 UNFINISHED = "unfinished"
 
@@ -105,11 +107,44 @@ def print_table(rows: list[list[str]]) -> None:
         print(f"{name:<{min(widths[0], room)}}{line}")
 
 
+def fresh_file() -> Path:
+    """A file under runs/ that is not there yet."""
+    name = time.strftime("compare_%Y%m%d-%H%M%S")
+    endings = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
+    paths = (Path("runs") / f"{name}{ending}.rrd" for ending in endings)
+    return next(path for path in paths if not path.exists())
+
+
+def overlay(groups: dict[str, list[Finished]], path: Path) -> bool:
+    """Record the groups' curves at `path`; says how to watch them, or why there is no recording."""
+    curves = {name: [read_metrics(run.folder) for run in runs] for name, runs in groups.items()}
+    try:
+        from common.recording import write_overlay
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_overlay(path, "compare " + path.stem.removeprefix("compare_"), curves)
+    except ImportError:
+        print("no overlay: rerun is not installed (pip install rerun-sdk)", file=sys.stderr)
+        return False
+    except (OSError, RuntimeError) as error:
+        print(f"no overlay: {one_line(error)}", file=sys.stderr)
+        return False
+    print(f"overlay  {watch_command(path)}")
+    return True
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Print the table; returns the exit status, 2 where there is nothing to compare."""
+    """Print the table and write the overlay; returns the exit status: 2 where there is nothing to
+    compare, 1 where an --out could not be written."""
     parser = argparse.ArgumentParser(prog="python -m common.compare", description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, a folder of runs, or a glob pattern")
-    folders = find_runs(parser.parse_args(argv).runs)
+    parser.add_argument("--out", metavar="FILE.rrd", help="the overlay; default: a fresh file under runs/")
+    parser.add_argument("--no-rerun", action="store_true", help="only the table")
+    args = parser.parse_args(argv)
+    folders = find_runs(args.runs)
+    if args.out and Path(args.out).exists():
+        print(f"--out {args.out} is there already: name another file", file=sys.stderr)
+        return 2
     if not folders:
         print("no run there: give a folder that a script wrote, or a folder of such folders", file=sys.stderr)
         return 2
@@ -123,6 +158,9 @@ def main(argv: list[str] | None = None) -> int:
         if path not in [run.folder for run in runs]:
             lines = read_metrics(path)
             print(f"{UNFINISHED}: {path}, {lines[-1]['global_step'] if lines else 0:,} steps so far")
+    if groups and not args.no_rerun:
+        written = overlay(groups, Path(args.out) if args.out else fresh_file())
+        return 0 if written or args.out is None else 1
     return 0
 
 

@@ -1,4 +1,5 @@
-"""The recording of a run: its curves and one evaluated episode, in a file that Rerun opens laid out, playing.
+"""Recordings that Rerun opens laid out: a run's curves beside an evaluated episode, playing; and the curves
+of several runs, overlaid.
 
 A Rerun viewer shows one timeline at a time and opens it at its beginning. So curves and episode share the
 timeline "step" and both count from 0: the curves in environment steps of the run, the episode in steps of its
@@ -7,11 +8,13 @@ own. The episode plays in a loop over the timeline's first steps, beside curves 
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
 import shutil
 import socket
+import statistics
 import sys
 import sysconfig
 import warnings
@@ -29,6 +32,7 @@ CARTPOLES = {
 MAX_FRAMES = 300  # rendered frames kept of an episode: a longer one keeps every second, third, ...
 
 BLUE, ORANGE, GREEN, GREY = 0x5AA9E6FF, 0xF4A259FF, 0x6CC17AFF, 0x8A94A0FF
+COLORS = (BLUE, ORANGE, GREEN, 0xE56B8AFF, 0xB59CF0FF, 0xE8D35BFF, 0x63D2CFFF, GREY)  # of groups overlaid
 PLOTS = {  # metrics key: (title, colour); the first two stand under the episode, the others in two columns
     "episodic_return": ("episodic return", BLUE),
     "value_at_time_limit": ("value at the time limit", GREEN),
@@ -162,21 +166,8 @@ class Recording:
         """Lay out the plots that have data (at first all) and, once filmed, the episode, playing looped."""
         import rerun.blueprint as rrb
 
-        shown = self.logged or set(PLOTS)
-        if "log_std" in shown:
-            shown = shown - {"entropy"}  # a Gaussian's entropy is its log std again, in other numbers
-        # Left alone, a long plot shows only the 1,000 steps before and after the cursor.
-        start, end = (rrb.TimeRangeBoundary.absolute(seq=step) for step in (0, self.total_steps))
-        plots = {
-            key: rrb.TimeSeriesView(
-                name=title,
-                origin=f"/metrics/{key}",
-                axis_x=rrb.TimeAxis(view_range=self.rr.TimeRange(start=start, end=end)),
-                plot_legend=rrb.PlotLegend(visible=False),
-            )
-            for key, (title, _) in PLOTS.items()
-            if key in shown
-        }
+        shown = shown_plots(self.logged or set(PLOTS))
+        plots = {key: plot(PLOTS[key][0], f"/metrics/{key}", self.total_steps) for key in shown}
         left = [plots.pop(key) for key in list(PLOTS)[:2] if key in plots]
         right = list(plots.values())
         play = {"play_state": "following"}
@@ -195,3 +186,74 @@ class Recording:
         panel = rrb.TimePanel(timeline=TIMELINE, state="collapsed", **play)
         layout = rrb.Horizontal(*columns, column_shares=[8, 5, 5])
         self.stream.send_blueprint(rrb.Blueprint(layout, panel, collapse_panels=True))
+
+
+def shown_plots(keys: set[str]) -> list[str]:
+    """The plots to show of metrics that were logged. A Gaussian's entropy is its log std in other numbers."""
+    return [key for key in PLOTS if key in keys and not (key == "entropy" and "log_std" in keys)]
+
+
+def plot(title: str, origin: str, total_steps: int, legend: bool = False) -> object:
+    """A plot of the series under `origin` over the whole of `total_steps` environment steps."""
+    import rerun as rr
+    import rerun.blueprint as rrb
+
+    # Left alone, a long plot shows only the 1,000 steps before and after the cursor.
+    start, end = (rrb.TimeRangeBoundary.absolute(seq=step) for step in (0, total_steps))
+    return rrb.TimeSeriesView(
+        name=title,
+        origin=origin,
+        axis_x=rrb.TimeAxis(view_range=rr.TimeRange(start=start, end=end)),
+        plot_legend=rrb.PlotLegend(visible=legend, corner=rrb.Corner2D.RightBottom),
+    )
+
+
+def write_overlay(path: Path, title: str, groups: dict[str, list[list[dict]]]) -> None:
+    """Overlay groups of runs in a new file at `path`. groups: {its name: [its runs' metrics lines]}.
+
+    A group has one colour in all plots: a thick line for the mean over its runs and, from two runs on, thin
+    ones a standard deviation above and below. Raises ImportError where rerun is not installed, RuntimeError
+    where the file cannot be written.
+    """
+    import rerun as rr
+    import rerun.blueprint as rrb
+
+    application = re.sub(r"[^A-Za-z0-9 _:-]", "-", title)
+    stream = rr.RecordingStream(application, batcher_config=rr.ChunkBatcherConfig(flush_tick=10.0))
+    stream.set_log_time_enabled(False)
+    stream.set_log_tick_enabled(False)
+    stream.set_sinks(rr.FileSink(path))
+    logged: set[str] = set()
+    for key in PLOTS:
+        for (name, runs), color in zip(groups.items(), itertools.cycle(COLORS), strict=False):
+            points: dict[int, list[float]] = {}  # step: what the runs have there
+            for line in itertools.chain(*runs):
+                if line.get(key) is not None:
+                    points.setdefault(line["global_step"], []).append(line[key])
+            pairs = {step: values for step, values in points.items() if len(values) > 1}
+            curves = {
+                "mean": {step: statistics.fmean(values) for step, values in points.items()},
+                "below": {step: statistics.fmean(v) - statistics.stdev(v) for step, v in pairs.items()},
+                "above": {step: statistics.fmean(v) + statistics.stdev(v) for step, v in pairs.items()},
+            }
+            for kind, curve in curves.items():
+                if not curve:
+                    continue
+                label, width = (name, 2.5) if kind == "mean" else ("one std above and below", 0.7)
+                entity = "/".join([key, rr.escape_entity_path_part(name), kind])
+                style = rr.SeriesLines(names=label, colors=color, widths=width)
+                stream.log(entity, style, static=True)
+                steps = sorted(curve)
+                times = rr.TimeColumn(TIMELINE, sequence=[0, *steps])  # a plot's ticks count from its first
+                values = rr.Scalars.columns(scalars=[math.nan, *(curve[step] for step in steps)])
+                stream.send_columns(entity, [times], values)
+                logged.add(key)
+
+    total_steps = max(lines[-1]["global_step"] for runs in groups.values() for lines in runs)
+    keys = shown_plots(logged)
+    views = [plot(PLOTS[key][0], f"/{key}", total_steps, legend=key == keys[0]) for key in keys]
+    columns = [rrb.Vertical(*column) for column in (views[:2], views[2::2], views[3::2]) if column]
+    layout = rrb.Horizontal(*columns, column_shares=[8, 5, 5][: len(columns)])
+    panel = rrb.TimePanel(timeline=TIMELINE, state="collapsed")
+    stream.send_blueprint(rrb.Blueprint(layout, panel, collapse_panels=True))
+    stream.disconnect()

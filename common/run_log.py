@@ -155,6 +155,12 @@ def report_evaluation(args: Any, checkpoint: dict[str, Any], returns: list[float
     write_json(Path(args.eval_only) / "eval.json", content)
 
 
+def watch_command(recording: Path) -> str:
+    """The command line that opens a recording; in the browser where there is no display."""
+    screen = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    return f"python -m rerun {shlex.quote(str(recording))}{'' if screen else ' --web-viewer'}"
+
+
 class Run:
     """A run's folder: a fresh one, `--out`, or the one that `--resume` goes on in.
 
@@ -399,9 +405,7 @@ class Run:
         if returns:
             self.say(evaluation_line(self.args, returns, stopped))
         if self.recording:
-            screen = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
-            viewer = "" if screen else " --web-viewer"
-            self.say(f"watch    python -m rerun {shlex.quote(str(self.folder / 'recording.rrd'))}{viewer}")
+            self.say(f"watch    {watch_command(self.folder / 'recording.rrd')}")
         if getattr(self.args, "clip_ratio", False):
             self.say(f"ablate   {command(self.script, self.args, clip_ratio=False)}")
         self.say(f"compare  python -m common.compare {shlex.quote(str(self.folder.parent))}")

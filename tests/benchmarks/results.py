@@ -1,7 +1,9 @@
-"""Learning results over seeds.
+"""Learning results over seeds: one command trains them, one prints the tables and draws the figures.
 
-    python -m tests.benchmarks.results run pendulum --seeds 5    # train, two seeds side by side; go on if cut
-    python -m tests.benchmarks.results table                     # print what results.json holds
+    python -m tests.benchmarks.results run pendulum --seeds 5    # two seeds side by side; go on if cut
+    python -m tests.benchmarks.results run --main                # every recipe of the README, with its seeds
+    python -m tests.benchmarks.results run --ablations           # every flag off, ten seeds each
+    python -m tests.benchmarks.results report                    # results.json to RESULTS.md and the figures
 
 A recipe is a command line of the README. Every seed is a run of its own under runs/results/, evaluated over
 100 episodes on the same evaluation seeds; an interrupted run is resumed, a finished one is kept.
@@ -10,122 +12,417 @@ A recipe is a command line of the README. Every seed is a run of its own under r
 from __future__ import annotations
 
 import argparse
+import hashlib
+import importlib
 import json
+import math
+import os
+import platform
 import shlex
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+
+from common.run_log import read_metrics
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = Path(__file__).parent / "results.json"
-PENDULUM = (
-    "ppo_continuous.py --env-id Pendulum-v1 --total-timesteps 200000 --num-envs 1 --num-steps 2048 "
-    "--num-minibatches 32 --update-epochs 10 --learning-rate 1e-3 --gamma 0.98 --gae-lambda 0.95"
-)
-LUNAR_LANDER = (
-    "ppo_discrete.py --env-id LunarLander-v3 --total-timesteps 1000000 --num-envs 8 --num-steps 512 "
-    "--num-minibatches 16 --update-epochs 8 --learning-rate 1e-3 --gamma 0.999 --gae-lambda 0.98 "
-    "--ent-coef 0.01 --norm-obs --norm-reward"
+REPORT = Path(__file__).parent / "RESULTS.md"
+FIGURES = ROOT / "docs"
+CURVE_POINTS = 50  # a training curve is kept as this many means
+
+
+REPORT_HEAD = """# Results
+
+Written by `python -m tests.benchmarks.results report` from `results.json`: do not edit. Returns are those of
+evaluations of the last checkpoint over 100 episodes with the best action, on the same evaluation seeds for
+every run. IQM is the interquartile mean over training seeds and, from five seeds on, its bootstrap 95%
+interval (Agarwal et al. 2021, arXiv:2108.13264).
+
+## Recipes
+
+Trained by `python -m tests.benchmarks.results run --main`.
+
+![Training curves of the recipes](../../docs/results.png)
+"""
+REPORT_ABLATIONS = """
+## Ablations
+
+Trained by `python -m tests.benchmarks.results run --ablations`: the command as it is, then with a flag more.
+`steps to` is the end of the first fiftieth of the run whose mean training return reached the threshold, and
+how many runs did; one that never does counts with its whole budget. `training` is the mean return of all
+training episodes, `final` the evaluation, `V@limit` the mean value of the states in which the clock ran
+out."""
+
+
+class Recipe(NamedTuple):
+    """A command line, on how many seeds it is reported, and what is asked of the mean."""
+
+    command: str
+    seeds: int = 10
+    target: str = ""
+
+
+MUJOCO = (
+    "--total-timesteps 1000000 --num-envs 4 --num-steps 512 --num-minibatches 32 --update-epochs 10 "
+    "--learning-rate 3e-4 --gae-lambda 0.95 --norm-obs --norm-reward"
 )
 RECIPES = {
-    "continuous": "ppo_continuous.py",
-    "discrete": "ppo_discrete.py",
-    "a2c": "a2c.py",
-    "ppo at a2c's budget": "ppo_discrete.py --total-timesteps 500000",
-    "pendulum": PENDULUM,
-    "pendulum --norm-reward": f"{PENDULUM} --num-envs 4 --num-steps 512 --norm-reward",
-    "pendulum --break": f"{PENDULUM} --break",
-    "pendulum --break-reset": f"{PENDULUM} --break-reset",
-    "lunar lander": LUNAR_LANDER,
+    "continuous": Recipe("ppo_continuous.py", 10, "500 on all"),
+    "pendulum": Recipe(
+        "ppo_continuous.py --env-id Pendulum-v1 --total-timesteps 200000 --num-minibatches 8 "
+        "--update-epochs 10 --learning-rate 1e-3 --norm-reward",
+        10,
+        "-165",
+    ),
+    "hopper": Recipe(f"ppo_continuous.py --env-id Hopper-v5 {MUJOCO}", 5, "2,300, no seed under 1,500"),
+    "half cheetah": Recipe(f"ppo_continuous.py --env-id HalfCheetah-v5 {MUJOCO}", 5, "1,800"),
+    "half cheetah tuned": Recipe(
+        "ppo_continuous.py --env-id HalfCheetah-v5 "
+        + MUJOCO.replace("--gae-lambda 0.95", "--gamma 0.98 --gae-lambda 0.92")
+        + " --log-std-init -1.0 --hidden-dim 256",
+        5,
+        "well beyond 1,800",
+    ),
+    "discrete": Recipe("ppo_discrete.py", 10, "500 on all"),
+    "lunar lander": Recipe(
+        "ppo_discrete.py --env-id LunarLander-v3 --total-timesteps 1000000 --num-envs 8 --num-steps 512 "
+        "--num-minibatches 16 --update-epochs 8 --learning-rate 1e-3 --gamma 0.999 --gae-lambda 0.98 "
+        "--ent-coef 0.01 --norm-obs --norm-reward",
+        5,
+        "240, no seed under 180",
+    ),
+    "acrobot": Recipe("ppo_discrete.py --env-id Acrobot-v1 --total-timesteps 500000", 5, "-83"),
+    "a2c": Recipe("a2c.py", 5, "495"),
+    "ppo at a2c's budget": Recipe("ppo_discrete.py --total-timesteps 500000", 5),
+    "batched": Recipe(
+        "ppo_gpu_batched.py --num-envs 64 --num-steps 64 --total-timesteps 131072 --learning-rate 6e-3",
+        10,
+        "500 on 9 of 10",
+    ),
+    "batched pendulum": Recipe(
+        "ppo_gpu_batched.py --env-id Pendulum-v1 --num-envs 64 --num-steps 64 --num-minibatches 16 "
+        "--update-epochs 10 --total-timesteps 819200 --learning-rate 1e-3 --gamma 0.98 --gae-lambda 0.95 "
+        "--norm-reward",
+        10,
+        "-165",
+    ),
 }
-ABLATIONS = (
+MAIN = tuple(RECIPES)
+
+# Each trick by the flag that turns it over, beside the scripts' defaults and the Pendulum-v1 recipe.
+TRICKS = (
     "--no-clip-ratio", "--no-norm-adv", "--clip-vloss", "--no-anneal-lr", "--gae-lambda 1.0",
     "--no-orthogonal-init", "--max-grad-norm 0", "--shared-trunk", "--norm-obs", "--norm-reward",
-    "--break", "--break-reset", "--ent-coef 0.01", "--target-kl 0.02", "--optimizer rmsprop",
+    "--break", "--break-reset",
 )  # fmt: skip
-for flags in (*ABLATIONS, "--squash", "--log-std-init -1.0"):
-    RECIPES[f"continuous {flags}"] = f"ppo_continuous.py {flags}"
-for flags in ABLATIONS:
-    RECIPES[f"discrete {flags}"] = f"ppo_discrete.py {flags}"
 
 
-def interquartile_mean(scores: np.ndarray) -> float:
-    """The mean of the middle half: float[n] -> float. Between samples it weighs the border ones in part."""
-    scores, n = np.sort(scores), len(scores)
+class Ablation(NamedTuple):
+    """A table: the recipe it changes, the training return that `steps to` counts to, and the flags."""
+
+    title: str
+    base: str
+    threshold: float
+    flags: tuple[str, ...]
+
+
+ABLATIONS = (
+    Ablation("ppo_continuous.py, CartPoleContinuous-v0", "continuous", 400.0, (*TRICKS, "--squash")),
+    Ablation(
+        "ppo_continuous.py, Pendulum-v1",
+        "pendulum",
+        -250.0,
+        (
+            *(f.replace("--norm-reward", "--no-norm-reward") for f in TRICKS),
+            *("--squash", "--no-norm-reward --break", "--no-norm-reward --break-reset"),
+        ),
+    ),
+    Ablation("ppo_discrete.py, CartPole-v1", "discrete", 400.0, TRICKS),
+)
+for _, base, _, flags in ABLATIONS:
+    RECIPES |= {f"{base} {f}": Recipe(f"{RECIPES[base].command} {f}") for f in flags}
+
+
+def interquartile_mean(scores: np.ndarray) -> np.ndarray:
+    """The mean of the middle half: float[..., n] -> float[...]. Between samples it weighs the border ones in
+    part."""
+    n = scores.shape[-1]
     inside = np.clip(np.minimum(np.arange(1, n + 1) - n / 4, 3 * n / 4 - np.arange(n)), 0, 1)
-    return float((scores * inside).sum() / inside.sum())
+    return (np.sort(scores) * inside).sum(-1) / inside.sum()
 
 
 def bootstrap_interval(scores: np.ndarray, draws: int = 10_000) -> tuple[float, float]:
     """95% interval of the interquartile mean over resampled seeds (Agarwal et al. 2021, arXiv:2108.13264)."""
-    rng = np.random.default_rng(0)
-    means = [interquartile_mean(rng.choice(scores, len(scores))) for _ in range(draws)]
+    means = interquartile_mean(np.random.default_rng(0).choice(scores, (draws, len(scores))))
     return float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
 
 
-def run_seed(recipe: str, seed: int) -> dict:
-    """Train one seed, or go on with it, or take it as it is; returns its summary."""
-    folder = ROOT / "runs" / "results" / recipe.replace(" ", "_") / f"seed{seed}"
-    summary = folder / "summary.json"
-    if not summary.exists():
-        script, *flags = shlex.split(RECIPES[recipe])
+def machine() -> str:
+    """Processor, cores and torch, as the tables name them."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    processor = (models or [platform.processor() or platform.machine()])[0]
+    return f"{processor}, {os.cpu_count()} cores, torch {torch.__version__}"
+
+
+def commit() -> str:
+    """The commit the repository is at; with a + where the scripts or common/ differ from it."""
+
+    def git(*words: str) -> subprocess.CompletedProcess:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+
+    changed = git("diff", "--quiet", "HEAD", "--", ":(glob)*.py", "common").returncode
+    return (git("rev-parse", "--short", "HEAD").stdout.strip() or "unknown") + "+" * bool(changed)
+
+
+def folder_of(recipe: str) -> Path:
+    """Where a recipe's runs are; a changed command line has another folder."""
+    mark = hashlib.sha256(RECIPES[recipe].command.encode()).hexdigest()[:8]
+    return ROOT / "runs" / "results" / f"{recipe.replace(' ', '_')}-{mark}"
+
+
+def run_seed(recipe: str, seed: int) -> dict[str, Any]:
+    """Train one seed, or go on with it, or take it as it is; returns its row for results.json."""
+    folder = folder_of(recipe) / f"seed{seed}"
+    if not (folder / "summary.json").exists():
+        script, *flags = shlex.split(RECIPES[recipe].command)
         resumed = (folder / "checkpoint.pt").exists()
         where = ["--resume", folder] if resumed else [*flags, "--seed", str(seed), "--out", folder]
         words = [sys.executable, script, *where, "--eval-episodes", "100", "--no-rerun"]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{recipe}, seed {seed}: {done.stderr.strip()}")
-    return json.loads(summary.read_text())
+    summary = json.loads((folder / "summary.json").read_text())
+    kept = ("seed", "eval_return_mean", "train_return_mean", "value_at_time_limit", "train_seconds")
+    row = {key: summary[key] for key in kept}
+    return {
+        **row,
+        "curve": curve(read_metrics(folder), summary["global_step"]),
+        "eval_returns": [round(score, 2) for score in summary["eval_returns"]],
+    }
 
 
-def run(recipe: str, seeds: int, jobs: int) -> None:
-    """Train the seeds 0 .. seeds-1 of a recipe, `jobs` at a time, and put them into results.json."""
-    with ThreadPoolExecutor(jobs) as pool:
-        summaries = []
-        for summary in pool.map(lambda seed: run_seed(recipe, seed), range(seeds)):
-            summaries.append(summary)
-            print(f"{recipe}  seed {summary['seed']}  {summary['eval_return_mean']:.1f}", flush=True)
-    keep = ("seed", "eval_return_mean", "train_return_mean", "value_at_time_limit", "sps", "eval_returns")
+def curve(lines: list[dict[str, Any]], total: int) -> list[float | None]:
+    """The mean return of the training episodes that ended in each CURVE_POINTS-th part of the run."""
+    episodes, returns = np.zeros(CURVE_POINTS), np.zeros(CURVE_POINTS)
+    for line in lines:
+        if line["episodes"]:
+            part = min((line["global_step"] - 1) * CURVE_POINTS // total, CURVE_POINTS - 1)
+            episodes[part] += line["episodes"]
+            returns[part] += line["episodes"] * line["episodic_return"]
+    return [round(r / n, 1) if n else None for r, n in zip(returns, episodes, strict=True)]
+
+
+def store(recipe: str, row: dict[str, Any]) -> None:
+    """Put one seed's row into results.json, in place of an earlier one."""
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    results[recipe] = {"command": RECIPES[recipe], "runs": [{k: s[k] for k in keep} for s in summaries]}
-    RESULTS.write_text(json.dumps(results, indent=0, sort_keys=True) + "\n")
+    command = RECIPES[recipe].command
+    entry = results.get(recipe, {})
+    rows = {r["seed"]: r for r in entry.get("runs", [])} if entry.get("command") == command else {}
+    rows[row["seed"]] = row
+    entry = {"command": command, "machine": machine(), "commit": commit(), "date": time.strftime("%Y-%m-%d")}
+    results[recipe] = {**entry, "runs": [rows[seed] for seed in sorted(rows)]}
+    write(results)
 
 
-def table() -> None:
-    """One line a recipe: the interquartile mean and its interval from 5 seeds on, and every seed."""
+def write(results: dict[str, Any]) -> None:
+    """results.json with one line for each run, so that a diff shows which runs changed."""
+    blocks = []
+    for recipe in sorted(results):
+        entry = dict(results[recipe])
+        runs = ",\n".join("  " + json.dumps(run) for run in entry.pop("runs"))
+        head = json.dumps(entry)[1:-1]
+        blocks.append(f"{json.dumps(recipe)}: {{{head},\n \"runs\": [\n{runs}]}}")
+    temporary = RESULTS.with_suffix(".tmp")
+    temporary.write_text("{\n" + ",\n".join(blocks) + "\n}\n")
+    temporary.replace(RESULTS)
+
+
+def run(jobs: list[tuple[str, int]], side_by_side: int) -> None:
+    """Train (recipe, seed) pairs, that many at a time; each goes into results.json as it finishes."""
+    started = time.perf_counter()
+    pool = ThreadPoolExecutor(side_by_side)
+    waiting = {pool.submit(run_seed, *job): job for job in jobs}
+    try:
+        for count, done in enumerate(as_completed(waiting), start=1):
+            recipe, row = waiting[done][0], done.result()
+            store(recipe, row)
+            minutes = (time.perf_counter() - started) / 60
+            score = f"{recipe}  seed {row['seed']}  {row['eval_return_mean']:.1f}"
+            print(f"{count}/{len(jobs)}  {minutes:.1f} min  {score}", flush=True)
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)  # the runs got the Ctrl-C too, and save themselves
+        print("stopped: the same command goes on", file=sys.stderr)
+        raise
+
+
+def steps_of(command: str) -> int:
+    """The environment steps a command line asks for."""
+    script, *flags = shlex.split(command)
+    args = importlib.import_module(Path(script).stem).Args()
+    if "--total-timesteps" in flags:
+        return int(flags[flags.index("--total-timesteps") + 1])
+    return args.total_timesteps
+
+
+def steps_to(curve: list[float | None], threshold: float, total: int) -> float:
+    """Environment steps until the mean training return first reaches the threshold, to 1/CURVE_POINTS of the
+    run; `total` where it never does."""
+    reached = [score is not None and score >= threshold for score in curve]
+    return total * (reached.index(True) + 1) / CURVE_POINTS if any(reached) else float(total)
+
+
+def with_interval(values: list[float], digits: int = 0) -> str:
+    """The interquartile mean and, from 5 values on, its 95% interval."""
+    scores = np.array(values)
+    text = f"{interquartile_mean(scores):,.{digits}f}"
+    if len(scores) >= 5:
+        low, high = bootstrap_interval(scores)
+        text += f" [{low:,.{digits}f}, {high:,.{digits}f}]"
+    return text.replace("-0 ", "0 ")
+
+
+def digits_of(values: list[float]) -> int:
+    """One decimal where the scores are small."""
+    return 0 if max(map(abs, values)) >= 250 else 1
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
+
+
+def results_table(results: dict[str, Any]) -> list[str]:
+    """Script, environment, budget, what was asked and what came out, with every seed."""
+    rows = []
+    for name in (n for n in MAIN if n in results):
+        words = shlex.split(results[name]["command"])
+        script = importlib.import_module(Path(words[0]).stem)
+        env = words[words.index("--env-id") + 1] if "--env-id" in words else script.Args().env_id
+        scores = [run["eval_return_mean"] for run in results[name]["runs"]]
+        digits = digits_of(scores)
+        every = " ".join(f"{score:.{digits}f}" for score in scores)
+        budget = f"{steps_of(results[name]['command']):,}"
+        summary = [with_interval(scores, digits), f"{np.mean(scores):,.{digits}f}", every]
+        rows.append([name, f"`{words[0]}`", env, budget, RECIPES[name].target or "-", *summary])
+    header = ["recipe", "script", "environment", "steps", "asked of the mean"]
+    return markdown([*header, "IQM [95%]", "mean", "each seed, from 0"], rows)
+
+
+def ablation_table(ablation: Ablation, results: dict[str, Any]) -> list[str]:
+    """One line for each flag: what it does to the speed of learning, to the score and to V@limit."""
+    rows = []
+    for flag in ("", *ablation.flags):
+        name = f"{ablation.base} {flag}".strip()
+        if name not in results:
+            continue
+        runs, total = results[name]["runs"], steps_of(results[name]["command"])
+        steps = [steps_to(run["curve"], ablation.threshold, total) for run in runs]
+        reached = sum(max(s or -np.inf for s in run["curve"]) >= ablation.threshold for run in runs)
+        final, training = ([run[key] for run in runs] for key in ("eval_return_mean", "train_return_mean"))
+        at_limit = [v for run in runs if (v := run["value_at_time_limit"]) is not None]
+        rows.append([
+            f"`{flag}`" if flag else "as it is",
+            f"{with_interval(steps)}, {reached} of {len(runs)}",
+            with_interval(training),
+            with_interval(final, digits_of(final)),
+            with_interval(at_limit, 1) if at_limit else "-",
+        ])  # fmt: skip
+    header = ["flag", f"steps to {ablation.threshold:.0f}", "training", "final", "V@limit"]
+    return markdown(header, rows)
+
+
+def report() -> None:
+    """Write RESULTS.md and the figures from results.json."""
     results = json.loads(RESULTS.read_text())
-    for recipe in (name for name in RECIPES if name in results):
-        runs = results[recipe]["runs"]
-        scores = np.array([r["eval_return_mean"] for r in runs])
-        line = f"{recipe:<34}{len(scores):>3} seeds"
-        if len(scores) >= 5:
-            low, high = bootstrap_interval(scores)
-            line += f"  IQM {interquartile_mean(scores):.1f} [{low:.1f}, {high:.1f}]"
-        at_limit = [r["value_at_time_limit"] for r in runs if r["value_at_time_limit"] is not None]
-        line += f"  train {np.mean([r['train_return_mean'] for r in runs]):.1f}"
-        line += f"  V@limit {np.mean(at_limit):.1f}" if at_limit else ""
-        print(line + "  " + " ".join(f"{score:.0f}" for score in scores))
+    REPORT.write_text("\n".join(report_lines(results)) + "\n")
+    print(REPORT.read_text())
+    draw(results)
+
+
+def report_lines(results: dict[str, Any]) -> list[str]:
+    """The text of RESULTS.md."""
+    lines = [REPORT_HEAD, *results_table(results), "", "```"]
+    lines += [f"{name + ':':<22}{results[name]['command']}" for name in MAIN if name in results]
+    lines += ["```", REPORT_ABLATIONS]
+    for ablation in ABLATIONS:
+        lines += ["", f"### {ablation.title}", "", *ablation_table(ablation, results)]
+    lines += ["", "Final scores, each seed from 0:", "", "```"]
+    for name in (n for n in RECIPES if n in results and n not in MAIN):
+        scores = " ".join(f"{run['eval_return_mean']:.0f}" for run in results[name]["runs"])
+        lines.append(f"{name:<34}{scores}")
+    lines += ["```", "", "## Where", ""]
+    columns = ["machine", "commit", "date"]
+    where = [[name, *(entry[column] for column in columns)] for name, entry in sorted(results.items())]
+    return lines + markdown(["recipe", *columns], where)
+
+
+def draw_curves(axis: Any, entry: dict[str, Any], label: str, color: str) -> None:
+    """A recipe's training curves: their mean over seeds, and a band from the lowest to the highest."""
+    curves = np.array([run["curve"] for run in entry["runs"]], float)  # NaN where no episode ended
+    total = steps_of(entry["command"])
+    steps = total / 1000 * (np.arange(CURVE_POINTS) + 0.5) / CURVE_POINTS
+    known = ~np.isnan(curves).all(0)
+    curves, steps = curves[:, known], steps[known]
+    axis.plot(steps, np.nanmean(curves, 0), color=color, label=label, linewidth=2)
+    low, high = np.nanmin(curves, 0), np.nanmax(curves, 0)
+    axis.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
+    axis.set_xlim(0, total / 1000)
+    axis.set_xlabel("thousand steps")
+
+
+def draw(results: dict[str, Any]) -> None:
+    """docs/learning_curve.png: the default run with and without the clip; docs/results.png: the recipes."""
+    from matplotlib.figure import Figure  # of the bench extra
+
+    figure = Figure(figsize=(6, 4.5), layout="constrained")
+    axis = figure.subplots()
+    for name, color in (("continuous", "tab:blue"), ("continuous --no-clip-ratio", "tab:orange")):
+        label = f"python {results[name]['command']}, {len(results[name]['runs'])} seeds"
+        draw_curves(axis, results[name], label, color)
+    axis.set(title="CartPoleContinuous-v0: mean and range over seeds", ylabel="training return")
+    axis.legend(loc="upper left", fontsize="small")
+    figure.savefig(FIGURES / "learning_curve.png", dpi=150)
+
+    names = [name for name in MAIN if name in results]
+    figure = Figure(figsize=(12, 3 * math.ceil(len(names) / 4)), layout="constrained")
+    for position, name in enumerate(names, start=1):
+        axis = figure.add_subplot(math.ceil(len(names) / 4), 4, position)
+        draw_curves(axis, results[name], name, "tab:blue")
+        axis.set_title(f"{name}, {len(results[name]['runs'])} seeds", fontsize="medium")
+    figure.supylabel("training return: mean and range over seeds", fontsize="medium")
+    figure.savefig(FIGURES / "results.png", dpi=110)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     runner = commands.add_parser("run", help="train recipes and store their results")
-    runner.add_argument("recipes", nargs="+", metavar="RECIPE", help="; ".join(RECIPES))
-    runner.add_argument("--seeds", type=int, default=5)
+    runner.add_argument("recipes", nargs="*", metavar="RECIPE", help="; ".join(RECIPES))
+    runner.add_argument("--main", action="store_true", help="all recipes of the README")
+    runner.add_argument("--ablations", action="store_true", help="all recipes with a flag changed")
+    runner.add_argument("--seeds", type=int, help="seeds 0 to this - 1; default: as in the tables")
     runner.add_argument("--jobs", type=int, default=2, help="runs side by side")
-    commands.add_parser("table", help="print the stored results")
+    commands.add_parser("report", help="write results.json's tables to RESULTS.md and draw the figures")
     args = parser.parse_args()
-    if args.command == "table":
-        table()
+    if args.command == "report":
+        report()
         return
-    for recipe in args.recipes:
-        if recipe not in RECIPES:
-            parser.error(f"no recipe {recipe!r}; there are: {', '.join(RECIPES)}")
-        run(recipe, args.seeds, args.jobs)
+    for name in args.recipes:
+        if name not in RECIPES:
+            parser.error(f"no recipe {name!r}; there are: {', '.join(RECIPES)}")
+    names = [*args.recipes, *MAIN * args.main, *(n for n in RECIPES if args.ablations and n not in MAIN)]
+    if not names:
+        parser.error("name a recipe, or give --main or --ablations")
+    jobs = [(name, seed) for name in names for seed in range(args.seeds or RECIPES[name].seeds)]
+    run(list(dict.fromkeys(jobs)), args.jobs)
 
 
 if __name__ == "__main__":
