@@ -2,11 +2,13 @@
 
 import json
 import runpy
+import sys
 
 import pytest
 
 from common import compare
 from common.compare import main
+from tests.test_recording import read
 
 NOISE = "one run is noise"
 
@@ -29,7 +31,7 @@ def make_run(folder, script="a2c", env_id="E-v0", finished=True, evaluation=500.
 
 def output(capsys, *runs):
     """What comparing these prints, which must be a success with nothing on stderr."""
-    assert main([str(run) for run in runs]) == 0
+    assert main(["--no-rerun", *(str(run) for run in runs)]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     return printed.out
@@ -150,6 +152,7 @@ def test_nothing_there_is_one_sentence_and_exit_2(tmp_path, capsys, monkeypatch,
     """As `python -m` has it. Fails with the sentence on stdout, with exit 0, and with a table of no rows."""
     (tmp_path / "notes.txt").write_text("not a run")
     monkeypatch.delitem(__import__("sys").modules, "common.compare")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["compare", str(tmp_path / argument)])
     with pytest.raises(SystemExit) as stop:
         runpy.run_module("common.compare", run_name="__main__")
@@ -157,6 +160,7 @@ def test_nothing_there_is_one_sentence_and_exit_2(tmp_path, capsys, monkeypatch,
     assert stop.value.code == 2 and printed.out == ""
     assert printed.err.startswith("no run there: ") and printed.err.count("\n") == 1 and printed.err.isascii()
     assert len(printed.err) <= 80
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("length", [1, 30, 100])
@@ -202,3 +206,99 @@ def test_a_run_that_went_on_is_unfinished(tmp_path, capsys):
         file.write(json.dumps({"iteration": 3, "global_step": 3072, "episodes": 0}) + "\n")
     printed = output(capsys, folder)
     assert "unfinished" in printed and "3,072 steps" in printed
+
+
+def make_curve(folder, returns, **args):
+    """A finished run whose metrics are these episodic returns, one an iteration."""
+    make_run(folder, **args)
+    lines = [
+        {"iteration": k, "global_step": 1024 * k, "episodes": 1, "episodic_return": score, "approx_kl": None}
+        for k, score in enumerate(returns, start=1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "global_step": lines[-1]["global_step"]}))
+
+
+def curves(path):
+    """{entity: [(step, value), ...]} of the overlay, without the point at 0 that only sets the ticks."""
+    found = {}
+    for entity, components in read(path).items():
+        for name, rows in components.items():
+            if name.endswith("Scalars:scalars"):
+                found[entity] = [(step, value[0]) for step, value in sorted(rows) if step > 0]
+    return found
+
+
+def test_the_overlay_has_the_mean_and_the_spread_of_each_group(tmp_path, capsys, monkeypatch):
+    """Fails with the spread of one run drawn, with a None counted as 0, with the population's deviation, and
+    with the groups' curves mixed up."""
+    pytest.importorskip("rerun")
+    make_curve(tmp_path / "runs/a0", [10.0, None, 40.0], seed=0)
+    make_curve(tmp_path / "runs/a1", [30.0, 50.0, 40.0], seed=1)
+    make_curve(tmp_path / "runs/b0", [7.0, 8.0], seed=0, clip_ratio=False)
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs", "--out", "over/lay.rrd"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("overlay  python -m rerun over/lay.rrd")
+    found = curves(tmp_path / "over/lay.rrd")
+    a, b = (f"/episodic_return/a2c\\ E-v0\\ {flag}" for flag in ("--clip-ratio", "--no-clip-ratio"))
+    assert set(found) == {f"{a}/mean", f"{a}/below", f"{a}/above", f"{b}/mean"}
+    assert found[f"{a}/mean"] == [(1024, 20.0), (2048, 50.0), (3072, 40.0)]
+    assert found[f"{a}/above"] == [(1024, pytest.approx(20 + 200**0.5)), (3072, 40.0)]
+    assert found[f"{a}/below"] == [(1024, pytest.approx(20 - 200**0.5)), (3072, 40.0)]
+    assert found[f"{b}/mean"] == [(1024, 7.0), (2048, 8.0)]
+
+
+def test_the_overlay_opens_laid_out(tmp_path):
+    """Fails without the blueprint sent, and with a plot of what no run has."""
+    pytest.importorskip("rerun")
+    make_curve(tmp_path / "a0", [10.0, 20.0])
+    assert main([str(tmp_path), "--out", str(tmp_path / "o.rrd")]) == 0
+    layout = read(tmp_path / "o.rrd", blueprint=True)
+    components = [item for parts in layout.values() for item in parts.items()]
+    origins = [value for name, rows in components if "origin" in name for _, (value,) in rows]
+    assert origins == ["/episodic_return"]
+
+
+def test_the_overlay_is_by_default_a_fresh_file_under_runs(tmp_path, capsys, monkeypatch):
+    """Twice within one second. Fails with the second over the first."""
+    pytest.importorskip("rerun")
+    make_curve(tmp_path / "runs/a0", [10.0, 20.0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare.time, "strftime", lambda form: form.replace("%Y%m%d-%H%M%S", "now"))
+    for name in ("compare_now", "compare_now-2", "compare_now-3"):
+        assert main(["runs"]) == 0
+        assert f"runs/{name}.rrd" in capsys.readouterr().out and (tmp_path / f"runs/{name}.rrd").exists()
+    assert main(["runs", "--no-rerun"]) == 0
+    assert len(list((tmp_path / "runs").glob("*.rrd"))) == 3 and "overlay" not in capsys.readouterr().out
+
+
+def test_an_out_that_is_there_is_refused_and_kept(tmp_path, capsys):
+    """Fails with the file written over."""
+    make_curve(tmp_path / "a0", [10.0, 20.0])
+    (tmp_path / "mine").write_text("mine")
+    assert main([str(tmp_path), "--out", str(tmp_path / "mine")]) == 2
+    assert "is there already: name another file" in capsys.readouterr().err
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_an_out_that_cannot_be_written_is_one_line_after_the_table(tmp_path, capsys):
+    """Fails with a traceback, and with exit 0 for a file that was asked for and is not there."""
+    pytest.importorskip("rerun")
+    make_curve(tmp_path / "a0", [10.0, 20.0])
+    (tmp_path / "file").write_text("")
+    assert main([str(tmp_path), "--out", str(tmp_path / "file/o.rrd")]) == 1
+    printed = capsys.readouterr()
+    assert "a2c E-v0" in printed.out
+    assert printed.err.startswith("no overlay: ") and printed.err.count("\n") == 1
+
+
+def test_without_rerun_the_table_stays(tmp_path, capsys, monkeypatch):
+    """Fails with the import at the top of compare.py."""
+    make_curve(tmp_path / "a0", [10.0, 20.0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "rerun", None)
+    monkeypatch.delitem(sys.modules, "common.recording", raising=False)
+    assert main(["a0"]) == 0
+    printed = capsys.readouterr()
+    assert "a2c E-v0" in printed.out and printed.err.startswith("no overlay: rerun is not installed")

@@ -1,11 +1,14 @@
 """Speed beside Stable-Baselines3 with the same settings: `python -m tests.benchmarks.speed` (bench extra).
 
-Both train on one thread in turn, three times each. A rate is environment steps per second of CPU time in the
-steady state, from the start of the second rollout to the start of the last; the medians and their ratio are
-printed. The share of environment, policy and update is that of the script's own time.
+Both train in turn, three times, on seeds 0, 1, 2; the table has the medians and their ratio.
 
-`ppo_gpu_batched.py` is measured by the clock, on two threads, eager and compiled, with the machine's rate of
-matrix products beside it: where that is low, another process had the cores.
+- steps/s: environment steps a second, from the start of the second rollout to the start of the last.
+- solved: seconds of training until the mean return of the last 100 training episodes reaches the threshold.
+- the shares of the script's own time that go into the environment, the policy and the update.
+- limit: steps/s of the environment alone, with random actions and nothing learned.
+
+The single-machine scripts and Stable-Baselines3 beside them are timed in CPU seconds on one thread,
+`ppo_gpu_batched.py` and Stable-Baselines3 beside it by the clock, on all cores.
 """
 
 from __future__ import annotations
@@ -15,149 +18,331 @@ import contextlib
 import importlib
 import io
 import json
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import gymnasium as gym
 import torch
 
-# name: (script, its flags, Stable-Baselines3 algorithm, its arguments, environments)
-SETTINGS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
-    "Pendulum-v1, 1 env x 2048 steps, 10 epochs x 32 minibatches": (
+import common.envs  # noqa: F401  registers CartPoleContinuous-v0
+from common.envs.batched import make_batched_env
+from tests.benchmarks.results import commit, machine
+
+SPEED = Path(__file__).parent / "speed.json"
+SOLVED = 475.0  # CartPole-v1's reward_threshold
+
+
+class Setting(NamedTuple):
+    """A script with its flags off their defaults, and whether its environment has a threshold to reach."""
+
+    script: str
+    what: str
+    flags: dict[str, Any]
+    solves: bool
+
+
+SETTINGS = (
+    Setting("ppo_continuous", "its defaults", {}, True),
+    Setting(
         "ppo_continuous",
+        "Pendulum-v1, 1 env x 2,048 steps, 10 epochs x 32 minibatches",
         {"env_id": "Pendulum-v1", "num_envs": 1, "num_steps": 2048, "update_epochs": 10}
-        | {"num_minibatches": 32},
-        "PPO",
-        {"n_steps": 2048, "n_epochs": 10, "batch_size": 64},
+        | {"num_minibatches": 32, "total_timesteps": 20_480},
+        False,
     ),
-    "CartPole-v1, 4 envs x 128 steps, 4 epochs x 4 minibatches": (
+    Setting("ppo_discrete", "its defaults", {}, True),
+    Setting(
         "ppo_discrete",
-        {"env_id": "CartPole-v1", "num_envs": 4, "num_steps": 128, "update_epochs": 4, "num_minibatches": 4},
-        "PPO",
-        {"n_steps": 128, "n_epochs": 4, "batch_size": 128},
+        "CartPole-v1, 4 envs x 128 steps, 4 epochs x 4 minibatches",
+        {"num_envs": 4, "total_timesteps": 20_480},
+        False,
     ),
-    "CartPole-v1, A2C, 8 envs x 5 steps": (
-        "a2c",
-        {"env_id": "CartPole-v1", "num_envs": 8, "num_steps": 5},
-        "A2C",
-        {"n_steps": 5},
+    Setting("a2c", "its defaults", {}, True),
+    Setting(
+        "ppo_gpu_batched",
+        "CartPole-v1, 64 envs x 64 steps, 4 epochs x 4 minibatches",
+        {"num_envs": 64, "num_steps": 64, "total_timesteps": 131_072, "learning_rate": 6e-3},
+        True,
     ),
-}
+)
 
 
-def timed(function: Callable, clock: dict[str, float], name: str) -> Callable:
-    """`function`, adding the CPU seconds it takes to clock[name]."""
+class Measured(NamedTuple):
+    """What one training run came to; `solved` is None where the threshold was not reached."""
 
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        start = time.process_time()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            clock[name] = clock.get(name, 0.0) + time.process_time() - start
-
-    return wrapper
+    rate: float
+    solved: float | None
+    shares: dict[str, float]
 
 
-def rate_of_script(name: str, flags: dict[str, Any], steps: int) -> tuple[float, dict[str, float]]:
-    """Steps per CPU-second of a script, and the share of its time by part."""
-    script = importlib.import_module(name)
-    originals = {part: getattr(script, part) for part in ("collect_rollout", "update", "compute_gae")}
-    rollout = flags["num_envs"] * flags["num_steps"]
-    starts: list[float] = []
-    clock: dict[str, float] = {}
+class Watch:
+    """Times a training run: `rollout()` at the start of each rollout, with the returns that came in since."""
+
+    def __init__(self, clock: Callable[[], float], batch_size: int, threshold: float | None) -> None:
+        self.clock, self.batch_size, self.threshold = clock, batch_size, threshold
+        self.begun, self.starts, self.returns, self.parts = clock(), [], [], {}
+        self.solved: float | None = None
+
+    def rollout(self, returns: list[float]) -> bool:
+        """Note the time; whether there is nothing more to see."""
+        self.returns = [*self.returns, *returns][-100:]
+        self.starts.append(self.clock())
+        reached = len(self.returns) == 100 and statistics.fmean(self.returns) >= (self.threshold or 1e9)
+        if reached and self.solved is None:
+            self.solved = self.starts[-1] - self.starts[0]
+        return self.solved is not None
+
+    def timed(self, function: Callable, part: str) -> Callable:
+        """`function`, with the seconds it takes added to that part."""
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            start = self.clock()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.parts[part] = self.parts.get(part, 0.0) + self.clock() - start
+
+        return wrapper
+
+    def measured(self) -> Measured:
+        whole = self.clock() - self.begun
+        rate = self.batch_size * (len(self.starts) - 2) / (self.starts[-1] - self.starts[1])
+        parts = dict(self.parts)
+        if "rollout" in parts:
+            parts["policy"] = parts.pop("rollout") - parts["environment"]
+        return Measured(rate, self.solved, {part: seconds / whole for part, seconds in parts.items()})
+
+
+class Solved(Exception):
+    """Ends a training run that has reached its threshold."""
+
+
+def run_script(setting: Setting, seed: int) -> Measured:
+    """Train a single-machine script until it has solved its environment, or to its end."""
+    script = importlib.import_module(setting.script)
+    args = script.Args(**setting.flags, seed=seed, rerun=False, eval_episodes=0)
+    originals = {part: getattr(script, part) for part in ("collect_rollout", "update")}
+    watch = Watch(time.process_time, args.num_envs * args.num_steps, SOLVED if setting.solves else None)
+    ended: list[tuple[float, int]] = []
 
     def collect(agent: Any, envs: list, noise: torch.Tensor) -> Any:
-        starts.append(time.process_time())
+        if watch.rollout([score for score, _ in ended]):
+            raise Solved
         for env in envs:
             if not hasattr(env, "timed"):
-                env.step, env.timed = timed(env.step, clock, "environment"), True
-        return timed(originals["collect_rollout"], clock, "rollout")(agent, envs, noise)
+                env.step, env.timed = watch.timed(env.step, "environment"), True
+        rollout, ended[:] = watch.timed(originals["collect_rollout"], "rollout")(agent, envs, noise)
+        return rollout, ended
 
-    script.collect_rollout = collect
-    script.update = timed(originals["update"], clock, "update")
-    script.compute_gae = timed(originals["compute_gae"], clock, "gae")
+    script.collect_rollout, script.update = collect, watch.timed(originals["update"], "update")
     try:
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-            total = steps // rollout * rollout
-            quiet = {"out": folder, "rerun": False, "eval_episodes": 0}
-            script.train(script.Args(**flags, **quiet, total_timesteps=total))
+        with tempfile.TemporaryDirectory() as args.out, contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.suppress(Solved):
+                script.train(args)
+            return watch.measured()
     finally:
         for part, function in originals.items():
             setattr(script, part, function)
-    clock["policy"] = clock.pop("rollout") - clock["environment"]
-    total_clock = sum(clock.values())
-    rate = rollout * (len(starts) - 2) / (starts[-1] - starts[1])
-    return rate, {part: seconds / total_clock for part, seconds in clock.items()}
 
 
-def rate_of_sb3(algorithm: str, arguments: dict[str, Any], flags: dict[str, Any], steps: int) -> float:
-    """Steps per CPU-second of Stable-Baselines3."""
+def run_batched(setting: Setting, seed: int) -> Measured:
+    """Train the batched script to its end; when it had solved the environment its metrics say."""
+    script = importlib.import_module(setting.script)
+    args = script.Args(**setting.flags, seed=seed, rerun=False, eval_episodes=0, log_every=1)
+    watch = Watch(time.perf_counter, args.num_envs * args.num_steps, SOLVED)
+    named = {"collect_rollout": "rollout", "update_minibatch": "update", "make_batched_env": "", "draw": ""}
+    originals = {name: getattr(script, name) for name in named}
+
+    def make(*arguments: Any) -> Any:
+        env = originals["make_batched_env"](*arguments)
+        for method in ("advance", "reset_lanes", "obs"):
+            setattr(env, method, watch.timed(getattr(env, method), "environment"))
+        return env
+
+    def draw(*arguments: Any) -> None:
+        watch.starts.append(time.perf_counter())
+        originals["draw"](*arguments)
+
+    script.make_batched_env, script.draw = make, draw
+    for name, part in named.items():
+        if part:
+            setattr(script, name, watch.timed(originals[name], part))
+    try:
+        with tempfile.TemporaryDirectory() as args.out, contextlib.redirect_stdout(io.StringIO()):
+            script.train(args)
+            measured = watch.measured()
+            text = (Path(args.out) / "metrics.jsonl").read_text()
+    finally:
+        for name, function in originals.items():
+            setattr(script, name, function)
+    returns: list[float] = []
+    for line in map(json.loads, text.splitlines()):
+        returns = [*returns, *[line["episodic_return"]] * line["episodes"]][-100:]
+        if len(returns) == 100 and statistics.fmean(returns) >= SOLVED:
+            return measured._replace(solved=line["seconds"])
+    return measured
+
+
+def run_sb3(setting: Setting, seed: int) -> Measured:
+    """Train Stable-Baselines3 with the script's settings, until its environment is solved or to the end."""
     import stable_baselines3
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
 
-    starts: list[float] = []
+    script = importlib.import_module(setting.script)
+    args, a2c = script.Args(**setting.flags), setting.script == "a2c"
+    clock = time.perf_counter if setting.script == "ppo_gpu_batched" else time.process_time
+    batch_size = args.num_envs * args.num_steps
+    watch = Watch(clock, batch_size, SOLVED if setting.solves else None)
 
-    class Clock(BaseCallback):
+    class Callback(BaseCallback):
+        returns: list[float] = []  # noqa: RUF012
+
         def _on_step(self) -> bool:
-            return True
+            self.returns += [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
+            return watch.solved is None
 
         def _on_rollout_start(self) -> None:
-            starts.append(time.process_time())
+            watch.rollout(self.returns)
+            self.returns.clear()
 
-    envs = make_vec_env(flags["env_id"], n_envs=flags["num_envs"], seed=0)
-    model = getattr(stable_baselines3, algorithm)("MlpPolicy", envs, device="cpu", seed=0, **arguments)
-    model.learn(steps, callback=Clock())
-    return flags["num_envs"] * flags["num_steps"] * (len(starts) - 2) / (starts[-1] - starts[1])
+    settings = {
+        "learning_rate": (lambda left: args.learning_rate * left) if args.anneal_lr else args.learning_rate,
+        "n_steps": args.num_steps,
+        "gamma": args.gamma,
+        "gae_lambda": args.gae_lambda,
+        "ent_coef": args.ent_coef,
+        "vf_coef": args.vf_coef,
+        "max_grad_norm": args.max_grad_norm,
+        "normalize_advantage": args.norm_adv,
+    }
+    if not a2c:
+        settings |= {"n_epochs": args.update_epochs, "clip_range": args.clip_coef}
+        settings |= {"batch_size": batch_size // args.num_minibatches}
+    envs = make_vec_env(args.env_id, n_envs=args.num_envs, seed=seed)
+    algorithm = stable_baselines3.A2C if a2c else stable_baselines3.PPO
+    model = algorithm("MlpPolicy", envs, device="cpu", seed=seed, **settings)
+    model.learn(args.total_timesteps // batch_size * batch_size, callback=Callback())
+    return watch.measured()
 
 
-def batched_rate(compiled: bool, iterations: int = 20) -> str:
-    """What 1,024 environments x 32 steps of CartPole-v1 reach on two threads, from the fifth iteration on."""
+def limit(setting: Setting, steps: int = 20_000) -> float:
+    """Steps/s of the environment alone."""
+    args = importlib.import_module(setting.script).Args(**setting.flags)
+    if setting.script == "ppo_gpu_batched":
+        env = make_batched_env(args.env_id, args.num_envs, "cpu")
+        noise = torch.rand(args.num_envs, env.reset_noise_dim)
+        env.reset(noise)
+        action, start = torch.zeros(args.num_envs, dtype=torch.int64), time.perf_counter()
+        for _ in range(steps // 10):
+            _, _, terminated, truncated = env.advance(action)
+            env.reset_lanes(terminated | truncated, noise)
+            env.obs()
+        return steps // 10 * args.num_envs / (time.perf_counter() - start)
+    env = gym.make(args.env_id)
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(1000)]
+    start = time.process_time()
+    for step in range(steps):
+        _, _, terminated, truncated, _ = env.step(actions[step % 1000])
+        if terminated or truncated:
+            env.reset()
+    return steps / (time.process_time() - start)
+
+
+def compiled_rate(compiled: bool, iterations: int = 20) -> dict[str, float]:
+    """What 1,024 environments x 32 steps of CartPole-v1 reach on all cores, from the fifth iteration on."""
     import ppo_gpu_batched
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(torch.get_num_threads())
     matrix = torch.randn(1024, 1024)
     start = time.perf_counter()
     for _ in range(20):
         matrix @ matrix
     gigaflops = 20 * 2 * 1024**3 / (time.perf_counter() - start) / 1e9
-    flags = {"num_envs": 1024, "num_steps": 32, "total_timesteps": iterations * 32768, "threads": 2}
-    flags |= {"device": "cpu", "compile": compiled, "log_every": 1}
-    quiet = {"rerun": False, "eval_episodes": 0, "checkpoint_every": 1000}
+    flags = {"num_envs": 1024, "num_steps": 32, "total_timesteps": iterations * 32768, "compile": compiled}
+    quiet = {"rerun": False, "eval_episodes": 0, "checkpoint_every": 1000, "log_every": 1}
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         ppo_gpu_batched.train(ppo_gpu_batched.Args(**flags, **quiet, out=folder))
         lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
     first, last = lines[4], lines[-1]
     rate = (last["global_step"] - first["global_step"]) / (last["seconds"] - first["seconds"])
-    how = f"compiled ({lines[0]['seconds']:.0f} s before)" if compiled else "eager"
-    return f"  {how:<26}{rate:>9,.0f} steps/s   matrix products {gigaflops:.0f} GFLOP/s"
+    return {"rate": rate, "first_iteration": lines[0]["seconds"], "gigaflops": gigaflops}
+
+
+def median_solved(runs: list[Measured]) -> float | None:
+    """The median of the times to solve; None where most did not."""
+    times = sorted(float("inf") if run.solved is None else run.solved for run in runs)
+    middle = times[len(times) // 2]
+    return None if middle == float("inf") else middle
+
+
+def table(speed: dict[str, Any]) -> list[str]:
+    """speed.json as a table in Markdown."""
+    lines = [
+        "| script and setting | steps/s | SB3 | ratio | solved | SB3 | ratio | env, policy, update | limit |",
+        "| --- " * 9 + "|",
+    ]
+    for row in speed["rows"]:
+        ours, theirs = row["solved"], row["sb3_solved"]
+        shares = ", ".join(f"{row['shares'][part]:.0%}" for part in ("environment", "policy", "update"))
+        cells = [
+            f"`{row['script']}.py`, {row['what']}",
+            f"{row['rate']:,.0f}",
+            f"{row['sb3_rate']:,.0f}",
+            f"{row['rate'] / row['sb3_rate']:.1f}",
+            f"{ours:.1f} s" if ours else "-",
+            f"{theirs:.1f} s" if theirs else "-",
+            f"{theirs / ours:.1f}" if ours and theirs else "-",
+            shares,
+            f"{row['limit']:,.0f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def batched_line(speed: dict[str, Any]) -> str:
+    """What the batched script reaches eager and compiled, in a sentence."""
+    eager, compiled = speed["eager"], speed["compiled"]
+    return (
+        f"`ppo_gpu_batched.py --num-envs 1024 --num-steps 32`: {eager['rate']:,.0f} steps/s, and "
+        f"{compiled['rate']:,.0f} with `--compile`, after {compiled['first_iteration']:.0f} s of compiling; "
+        f"matrix products ran at {eager['gigaflops']:.0f} GFLOP/s."
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=20_480, help="environment steps of each measurement")
-    parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    print(f"{platform.machine()} {platform.processor() or ''} torch {torch.__version__}, one thread")
-    for name, (script, flags, algorithm, arguments) in SETTINGS.items():
+    parser.add_argument("--repeats", type=int, default=3, help="seeds of each measurement")
+    repeats = parser.parse_args().repeats
+    threads = torch.get_num_threads()
+    rows = []
+    for setting in SETTINGS:
+        batched = setting.script == "ppo_gpu_batched"
         ours, theirs = [], []
-        for _ in range(args.repeats):
-            rate, shares = rate_of_script(script, flags, args.steps)
-            ours.append(rate)
-            theirs.append(rate_of_sb3(algorithm, arguments, flags, args.steps))
-        ratio = statistics.median(ours) / statistics.median(theirs)
-        parts = "  ".join(f"{part} {share:.0%}" for part, share in shares.items())
-        print(f"\n{name}\n  {script + '.py':<20}{statistics.median(ours):>9,.0f} steps/CPU-s   {parts}")
-        print(f"  {'Stable-Baselines3':<20}{statistics.median(theirs):>9,.0f} steps/CPU-s")
-        print(f"  ratio {ratio:>23.2f}")
-    print("\nppo_gpu_batched.py, CartPole-v1, 1,024 envs x 32 steps, 4 epochs x 4 minibatches, 2 threads")
-    for compiled in (False, True):
-        print(batched_rate(compiled), flush=True)
+        for seed in range(repeats):
+            ours.append((run_batched if batched else run_script)(setting, seed))
+            torch.set_num_threads(threads if batched else 1)
+            theirs.append(run_sb3(setting, seed))
+            print(setting.script, setting.what, seed, ours[-1][:2], theirs[-1][:2], flush=True)
+        middle = sorted(ours, key=lambda run: run.rate)[repeats // 2]
+        rows.append({
+            "script": setting.script, "what": setting.what,
+            "rate": middle.rate, "shares": middle.shares, "solved": median_solved(ours),
+            "sb3_rate": statistics.median(run.rate for run in theirs), "sb3_solved": median_solved(theirs),
+            "limit": limit(setting),
+        })  # fmt: skip
+    torch.set_num_threads(threads)
+    speed = {"machine": machine(), "commit": commit(), "date": time.strftime("%Y-%m-%d"), "rows": rows}
+    speed |= {"eager": compiled_rate(False), "compiled": compiled_rate(True)}
+    SPEED.write_text(json.dumps(speed, indent=1) + "\n")
+    print(f"\n{speed['machine']}, {speed['date']}, commit {speed['commit']}", *table(speed), sep="\n")
+    print(batched_line(speed))
 
 
 if __name__ == "__main__":
