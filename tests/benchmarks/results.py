@@ -33,7 +33,9 @@ from common.run_log import read_metrics
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = Path(__file__).parent / "results.json"
+SPEED = Path(__file__).parent / "speed.json"
 REPORT = Path(__file__).parent / "RESULTS.md"
+README = ROOT / "README.md"
 FIGURES = ROOT / "docs"
 CURVE_POINTS = 50  # a training curve is kept as this many means
 
@@ -116,12 +118,22 @@ RECIPES = {
 }
 MAIN = tuple(RECIPES)
 
-# Each trick by the flag that turns it over, beside the scripts' defaults and the Pendulum-v1 recipe.
-TRICKS = (
-    "--no-clip-ratio", "--no-norm-adv", "--clip-vloss", "--no-anneal-lr", "--gae-lambda 1.0",
-    "--no-orthogonal-init", "--max-grad-norm 0", "--shared-trunk", "--norm-obs", "--norm-reward",
-    "--break", "--break-reset",
-)  # fmt: skip
+# Each trick by the flag that turns it over, beside the scripts' defaults and the Pendulum-v1 recipe, and what
+# the tables below say of it in one line.
+TRICKS = {
+    "--no-clip-ratio": "",
+    "--no-norm-adv": "",
+    "--clip-vloss": "",
+    "--no-anneal-lr": "",
+    "--gae-lambda 1.0": "",
+    "--no-orthogonal-init": "",
+    "--max-grad-norm 0": "",
+    "--shared-trunk": "",
+    "--norm-obs": "",
+    "--norm-reward": "",
+    "--break": "",
+    "--break-reset": "",
+}
 
 
 class Ablation(NamedTuple):
@@ -299,21 +311,23 @@ def markdown(header: list[str], rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
 
 
-def results_table(results: dict[str, Any]) -> list[str]:
-    """Script, environment, budget, what was asked and what came out, with every seed."""
+def results_table(results: dict[str, Any], every_seed: bool) -> list[str]:
+    """Environment, script, budget, what was asked and what came out; at the end every seed, or the lowest."""
     rows = []
     for name in (n for n in MAIN if n in results):
         words = shlex.split(results[name]["command"])
-        script = importlib.import_module(Path(words[0]).stem)
-        env = words[words.index("--env-id") + 1] if "--env-id" in words else script.Args().env_id
+        env = importlib.import_module(Path(words[0]).stem).Args().env_id
+        env = words[words.index("--env-id") + 1] if "--env-id" in words else env
         scores = [run["eval_return_mean"] for run in results[name]["runs"]]
         digits = digits_of(scores)
-        every = " ".join(f"{score:.{digits}f}" for score in scores)
-        budget = f"{steps_of(results[name]['command']):,}"
-        summary = [with_interval(scores, digits), f"{np.mean(scores):,.{digits}f}", every]
-        rows.append([name, f"`{words[0]}`", env, budget, RECIPES[name].target or "-", *summary])
-    header = ["recipe", "script", "environment", "steps", "asked of the mean"]
-    return markdown([*header, "IQM [95%]", "mean", "each seed, from 0"], rows)
+        last = " ".join(f"{score:.{digits}f}" for score in (scores if every_seed else [min(scores)]))
+        rows.append([
+            name, env, f"`{words[0]}`", f"{steps_of(results[name]['command']) / 1000:,.0f}k",
+            str(len(scores)), RECIPES[name].target or "-", f"{np.mean(scores):,.{digits}f}",
+            with_interval(scores, digits), last,
+        ])  # fmt: skip
+    header = ["recipe", "environment", "script", "steps", "seeds", "asked", "mean", "IQM [95%]"]
+    return markdown([*header, "each seed, from 0" if every_seed else "lowest seed"], rows)
 
 
 def ablation_table(ablation: Ablation, results: dict[str, Any]) -> list[str]:
@@ -339,17 +353,53 @@ def ablation_table(ablation: Ablation, results: dict[str, Any]) -> list[str]:
     return markdown(header, rows)
 
 
+def tricks_table(results: dict[str, Any]) -> list[str]:
+    """The README's: a line for each trick, its score on two environments and what it buys."""
+    rows = []
+    for flag, meaning in {"": "", **TRICKS}.items():
+        cells = [f"`{flag}`" if flag else "as it is"]
+        for ablation in ABLATIONS[:2]:
+            changed = flag if f"{ablation.base} {flag}" in results else flag.replace("--", "--no-", 1)
+            entry = results[f"{ablation.base} {changed}".strip()]
+            final = [run["eval_return_mean"] for run in entry["runs"]]
+            cells.append(with_interval(final))
+            if ablation is ABLATIONS[0]:
+                total = steps_of(entry["command"])
+                steps = [steps_to(run["curve"], ablation.threshold, total) / 1000 for run in entry["runs"]]
+                cells.append(f"{interquartile_mean(np.array(steps)):.0f}k")
+        rows.append([*cells, meaning])
+    header = ["flag", "cart-pole", "steps to 400", "Pendulum-v1", "what it shows"]
+    return markdown(header, rows)
+
+
+def with_blocks(readme: str, results: dict[str, Any]) -> str:
+    """The README with its tables written anew: each stands between `<!-- its name -->` and `<!-- end -->`."""
+    from tests.benchmarks.speed import speed_section
+
+    blocks = {
+        "tricks": tricks_table(results),
+        "results": results_table(results, every_seed=False),
+        "speed": speed_section(json.loads(SPEED.read_text())),
+    }
+    for name, lines in blocks.items():
+        start = readme.index(f"<!-- {name} -->\n") + len(f"<!-- {name} -->\n")
+        end = readme.index("<!-- end -->", start)
+        readme = readme[:start] + "\n".join(lines) + "\n" + readme[end:]
+    return readme
+
+
 def report() -> None:
-    """Write RESULTS.md and the figures from results.json."""
+    """Write RESULTS.md, the README's tables and the figures from results.json."""
     results = json.loads(RESULTS.read_text())
     REPORT.write_text("\n".join(report_lines(results)) + "\n")
     print(REPORT.read_text())
+    README.write_text(with_blocks(README.read_text(), results))
     draw(results)
 
 
 def report_lines(results: dict[str, Any]) -> list[str]:
     """The text of RESULTS.md."""
-    lines = [REPORT_HEAD, *results_table(results), "", "```"]
+    lines = [REPORT_HEAD, *results_table(results, every_seed=True), "", "```"]
     lines += [f"{name + ':':<22}{results[name]['command']}" for name in MAIN if name in results]
     lines += ["```", REPORT_ABLATIONS]
     for ablation in ABLATIONS:

@@ -71,6 +71,12 @@ SETTINGS = (
 )
 
 
+def shortened(setting: Setting) -> Setting:
+    """The setting with four rollouts."""
+    args = importlib.import_module(setting.script).Args(**setting.flags)
+    return setting._replace(flags={**setting.flags, "total_timesteps": 4 * args.num_envs * args.num_steps})
+
+
 class Measured(NamedTuple):
     """What one training run came to; `solved` is None where the threshold was not reached."""
 
@@ -282,15 +288,16 @@ def median_solved(runs: list[Measured]) -> float | None:
     return None if middle == float("inf") else middle
 
 
-def table(speed: dict[str, Any]) -> list[str]:
-    """speed.json as a table in Markdown."""
+def speed_section(speed: dict[str, Any]) -> list[str]:
+    """speed.json for the README: where and when, a table in Markdown, and the batched script at its best."""
     lines = [
+        f"{speed['machine']}; {speed['date']}, commit {speed['commit']}.",
+        "",
         "| script and setting | steps/s | SB3 | ratio | solved | SB3 | ratio | env, policy, update | limit |",
-        "| --- " * 9 + "|",
+        "|" + " --- |" * 9,
     ]
     for row in speed["rows"]:
         ours, theirs = row["solved"], row["sb3_solved"]
-        shares = ", ".join(f"{row['shares'][part]:.0%}" for part in ("environment", "policy", "update"))
         cells = [
             f"`{row['script']}.py`, {row['what']}",
             f"{row['rate']:,.0f}",
@@ -299,30 +306,30 @@ def table(speed: dict[str, Any]) -> list[str]:
             f"{ours:.1f} s" if ours else "-",
             f"{theirs:.1f} s" if theirs else "-",
             f"{theirs / ours:.1f}" if ours and theirs else "-",
-            shares,
+            ", ".join(f"{row['shares'][part]:.0%}" for part in ("environment", "policy", "update")),
             f"{row['limit']:,.0f}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    return lines
-
-
-def batched_line(speed: dict[str, Any]) -> str:
-    """What the batched script reaches eager and compiled, in a sentence."""
     eager, compiled = speed["eager"], speed["compiled"]
-    return (
+    return [
+        *lines,
+        "",
         f"`ppo_gpu_batched.py --num-envs 1024 --num-steps 32`: {eager['rate']:,.0f} steps/s, and "
-        f"{compiled['rate']:,.0f} with `--compile`, after {compiled['first_iteration']:.0f} s of compiling; "
-        f"matrix products ran at {eager['gigaflops']:.0f} GFLOP/s."
-    )
+        f"{compiled['rate']:,.0f} with `--compile`,",
+        f"after {compiled['first_iteration']:.0f} s of compiling; matrix products ran at "
+        f"{eager['gigaflops']:.0f} GFLOP/s there.",
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3, help="seeds of each measurement")
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--quick", action="store_true", help="four rollouts each and nothing stored: a trial")
+    options = parser.parse_args()
+    repeats, quick = options.repeats, options.quick
     threads = torch.get_num_threads()
     rows = []
-    for setting in SETTINGS:
+    for setting in map(shortened, SETTINGS) if quick else SETTINGS:
         batched = setting.script == "ppo_gpu_batched"
         ours, theirs = [], []
         for seed in range(repeats):
@@ -339,10 +346,10 @@ def main() -> None:
         })  # fmt: skip
     torch.set_num_threads(threads)
     speed = {"machine": machine(), "commit": commit(), "date": time.strftime("%Y-%m-%d"), "rows": rows}
-    speed |= {"eager": compiled_rate(False), "compiled": compiled_rate(True)}
-    SPEED.write_text(json.dumps(speed, indent=1) + "\n")
-    print(f"\n{speed['machine']}, {speed['date']}, commit {speed['commit']}", *table(speed), sep="\n")
-    print(batched_line(speed))
+    speed |= {"eager": compiled_rate(False), "compiled": compiled_rate(not quick)}
+    if not quick:
+        SPEED.write_text(json.dumps(speed, indent=1) + "\n")
+    print("", *speed_section(speed), sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,124 @@
+"""The learning results: statistics, the folder of runs, and tables that say what results.json holds."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.benchmarks import results as R
+
+TINY = R.Recipe("ppo_discrete.py --total-timesteps 256 --num-envs 2 --num-steps 32 --num-minibatches 2", 2)
+
+
+@pytest.fixture
+def workshop(tmp_path, monkeypatch):
+    """results.py with one small recipe and its files in a folder of its own."""
+    monkeypatch.setattr(R, "RECIPES", {"tiny": TINY})
+    monkeypatch.setattr(R, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(R, "folder_of", lambda recipe: tmp_path / recipe)
+    return tmp_path
+
+
+def test_the_interquartile_mean():
+    """Where the middle half is whole samples, and where it has parts: of five, the middle 2.5 are the third
+    and three quarters of its neighbours. Fails with the mean, and with whole samples only."""
+    assert R.interquartile_mean(np.array([100.0, 1, 2, -50])) == 1.5
+    assert R.interquartile_mean(np.array([0.0, 1, 2, 6, 100])) == pytest.approx((0.75 + 2 + 0.75 * 6) / 2.5)
+    assert R.interquartile_mean(np.array([7.0])) == 7.0
+
+
+def test_the_bootstrap_interval():
+    """Near the normal interval for 100 scores, and the same each time. Fails with a 90% interval."""
+    scores = np.random.default_rng(1).uniform(0, 1, 100)
+    low, high = R.bootstrap_interval(scores)
+    assert (low, high) == R.bootstrap_interval(scores)
+    # The variance of a 25% trimmed mean of n uniforms is near 1 / (6 n).
+    assert high - low == pytest.approx(2 * 1.96 * (1 / 600) ** 0.5, rel=0.1)
+    assert low < R.interquartile_mean(scores) < high
+    assert R.bootstrap_interval(np.full(5, 500.0)) == (500.0, 500.0)
+
+
+def test_an_interval_needs_five_seeds():
+    """Fails with an interval of four."""
+    assert R.with_interval([1.0, 2.0, 3.0, 4.0], 1) == "2.5"
+    assert R.with_interval([500.0] * 5) == "500 [500, 500]"
+
+
+def test_the_training_curve_is_the_mean_over_episodes():
+    """Fails with the mean of the iterations' means, with a part of the run left out, and with 0 for none."""
+    lines = [
+        {"global_step": 100, "episodes": 0, "episodic_return": None},
+        {"global_step": 4950, "episodes": 3, "episodic_return": 10.0},
+        {"global_step": 5000, "episodes": 1, "episodic_return": 30.0},
+    ]
+    assert R.curve(lines, 5000) == [None] * 49 + [15.0]
+    assert R.curve([{**line, "global_step": 100} for line in lines], 5000)[0] == 15.0
+
+
+def test_steps_to_a_threshold():
+    """Fails with the start of the part that reaches it, and with never taken for the start."""
+    curve = [None, -300.0, -200.0, -100.0] + [None] * 46
+    assert R.steps_to(curve, -200.0, 5000) == 300.0
+    assert R.steps_to(curve, 0.0, 5000) == 5000.0
+
+
+@pytest.mark.slow
+def test_a_recipe_is_trained_stored_and_kept(workshop, capsys):
+    """Fails with a finished run trained again, and with the rows of other seeds lost."""
+    R.run([("tiny", 1)], 1)
+    R.run([("tiny", 0), ("tiny", 1)], 2)
+    stored = json.loads((workshop / "results.json").read_text())
+    assert set(stored) == {"tiny"} and stored["tiny"]["command"] == TINY.command
+    assert [row["seed"] for row in stored["tiny"]["runs"]] == [0, 1]
+    row = stored["tiny"]["runs"][0]
+    assert len(row["eval_returns"]) == 100 and len(row["curve"]) == R.CURVE_POINTS
+    assert row["eval_return_mean"] == pytest.approx(np.mean(row["eval_returns"]))
+    (workshop / "tiny/seed1/checkpoint.pt").unlink()  # what is finished needs no checkpoint
+    R.run([("tiny", 1)], 1)
+    assert json.loads((workshop / "results.json").read_text())["tiny"]["runs"] == stored["tiny"]["runs"]
+    assert capsys.readouterr().out.count("tiny  seed") == 4
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_is_resumed(workshop):
+    """A folder with a checkpoint and no summary goes on there. Fails with --out again, which is refused."""
+    row = R.run_seed("tiny", 0)
+    (workshop / "tiny/seed0/summary.json").unlink()
+    assert {**R.run_seed("tiny", 0), "train_seconds": 0} == {**row, "train_seconds": 0}
+
+
+def test_a_run_that_fails_says_why(workshop, monkeypatch):
+    """Fails with the script's sentence lost."""
+    monkeypatch.setitem(R.RECIPES, "tiny", R.Recipe("ppo_discrete.py --num-minibatches 7"))
+    with pytest.raises(RuntimeError, match=r"tiny, seed 3: .*--num-minibatches 7 does not divide"):
+        R.run_seed("tiny", 3)
+
+
+def test_a_changed_command_has_another_folder(monkeypatch):
+    """Fails with the results of one command line taken for those of another."""
+    before = R.folder_of("discrete")
+    monkeypatch.setitem(R.RECIPES, "discrete", R.Recipe("ppo_discrete.py --gamma 0.9"))
+    assert R.folder_of("discrete") != before and R.folder_of("discrete").parent == before.parent
+
+
+def test_the_report_and_the_readme_say_what_was_measured():
+    """Fails with a number changed by hand, and with results.json changed and no report written."""
+    stored = json.loads(R.RESULTS.read_text())
+    assert R.REPORT.read_text().splitlines() == "\n".join(R.report_lines(stored)).splitlines()
+    assert R.with_blocks(R.README.read_text(), stored) == R.README.read_text()
+
+
+def test_the_recipes_are_the_readmes_commands():
+    """Fails with a recipe that has a flag which the README does not show."""
+    text = " ".join(R.README.read_text().replace("\\\n", " ").split())
+    for name in R.MAIN:
+        assert f"python {R.RECIPES[name].command}" in text, name
+
+
+def test_results_are_complete():
+    """Every recipe on the seeds it names, from 0, each evaluated 100 times, with the command it has now."""
+    stored = json.loads(R.RESULTS.read_text())
+    for name, recipe in R.RECIPES.items():
+        assert stored[name]["command"] == recipe.command, name
+        assert [run["seed"] for run in stored[name]["runs"]] == list(range(recipe.seeds)), name
+        assert {len(run["eval_returns"]) for run in stored[name]["runs"]} == {100}, name
