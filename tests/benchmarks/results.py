@@ -104,14 +104,14 @@ RECIPES = {
     "a2c": Recipe("a2c.py", 5, "495"),
     "ppo at a2c's budget": Recipe("ppo_discrete.py --total-timesteps 500000", 5),
     "batched": Recipe(
-        "ppo_gpu_batched.py --num-envs 64 --num-steps 64 --total-timesteps 131072 --learning-rate 6e-3",
+        "ppo_gpu_batched.py --num-envs 64 --num-steps 64 --total-timesteps 131072 --learning-rate 6e-3 "
+        "--threads 1",
         10,
         "500 on 9 of 10",
     ),
     "batched pendulum": Recipe(
-        "ppo_gpu_batched.py --env-id Pendulum-v1 --num-envs 64 --num-steps 64 --num-minibatches 16 "
-        "--update-epochs 10 --total-timesteps 819200 --learning-rate 1e-3 --gamma 0.98 --gae-lambda 0.95 "
-        "--norm-reward",
+        "ppo_gpu_batched.py --env-id Pendulum-v1 --total-timesteps 204800 --num-envs 16 --num-steps 128 "
+        "--num-minibatches 16 --update-epochs 10 --learning-rate 1e-3 --norm-reward --threads 1",
         10,
         "-165",
     ),
