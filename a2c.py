@@ -118,7 +118,6 @@ class Agent(nn.Module):
 
     def __init__(self, env: FlatEnv, args: Args) -> None:
         super().__init__()
-
         # A layer of the networks: its statistics are saved with them, and a forward pass never changes them.
         self.obs_norm = RunningNorm(env.obs_dim) if args.norm_obs else nn.Identity()
         init = layer_init if args.orthogonal_init else lambda layer, gain: layer
@@ -131,7 +130,7 @@ class Agent(nn.Module):
 
         actor_trunk = trunk()
         critic_trunk = actor_trunk if args.shared_trunk else trunk()
-        # The small gain makes the first policy nearly the same in every state: none starts out preferred.
+        # The small gain makes the first policy nearly the same in every state.
         self.actor = nn.Sequential(*actor_trunk, init(nn.Linear(width, env.action_dim), 0.01))
         self.critic = nn.Sequential(*critic_trunk, init(nn.Linear(width, 1), 1.0))
         self.discrete = isinstance(env.action_space, Discrete)
@@ -184,15 +183,13 @@ class Rollout(NamedTuple):
 
 
 def collect_rollout(agent: Agent, envs: list[FlatEnv], noise: Tensor) -> tuple[Rollout, list]:
-    """Step every environment once for each row of noise [T, N, action_dim].
-
-    Returns the rollout, on the CPU, and (episodic_return, episodic_length) of each episode that ended in it.
-    """
-    (T, N), first = noise.shape[:2], envs[0]
+    """Step every environment once for each row of noise [T, N, action_dim]. Returns the rollout, on the CPU,
+    and (episodic_return, episodic_length) of each episode that ended in it."""
+    T, N, _ = noise.shape
     rollout = Rollout(
-        obs=torch.empty(T + 1, N, first.obs_dim),
-        next_obs=torch.empty(T, N, first.obs_dim),
-        action=torch.empty(T, N, *first.action_shape, dtype=first.action_dtype),
+        obs=torch.empty(T + 1, N, envs[0].obs_dim),
+        next_obs=torch.empty(T, N, envs[0].obs_dim),
+        action=torch.empty(T, N, *envs[0].action_shape, dtype=envs[0].action_dtype),
         reward=torch.empty(T, N),
         terminated=torch.empty(T, N, dtype=torch.bool),
         truncated=torch.empty(T, N, dtype=torch.bool),
@@ -223,8 +220,7 @@ def compute_gae(
         delta_t = r_t + gamma * V(next_obs_t) - V(obs_t)        A_t = delta_t + gamma * lambda * A_{t+1}
 
     All tensors are (num_steps, num_envs), flags bool. next_obs is the step's own next observation, before any
-    reset. A fall has no future: it drops V(next_obs_t) and A_{t+1}. A time limit drops only A_{t+1}.
-    """
+    reset. A fall has no future: it drops V(next_obs_t) and A_{t+1}. A time limit drops only A_{t+1}."""
     deltas = rewards + gamma * next_values * ~terminated - values
     carry = gamma * gae_lambda * (~(terminated | truncated)).to(rewards.dtype)
     advantages = torch.empty_like(deltas)
@@ -250,12 +246,9 @@ def a2c_loss(
 
 
 def flatten_parameters(agent: Agent) -> nn.Parameter:
-    """All parameters end to end in one vector, and their gradients too; each becomes a view of its part.
-
-    Clearing the gradient, clipping it and the optimizer's step are then one call each, not a dozen: on
-    networks this small a call costs more than its arithmetic. Clear it by `flat.grad.zero_()`, for
-    `zero_grad()` drops the views.
-    """
+    """One vector of all parameters and, as its .grad, one of their gradients; each parameter becomes a view.
+    Clearing, clipping and stepping are then one call each, not a dozen: on networks this small a call costs
+    more than its arithmetic. Clear it by `flat.grad.zero_()`: `zero_grad()` would drop the views."""
     parameters = list(agent.parameters())
     sizes = [p.numel() for p in parameters]
     flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
@@ -312,13 +305,9 @@ def train(args: Args) -> Agent:
     num_iterations = args.total_timesteps // (T * N)
 
     # All that a resumed run needs to end in the same bytes as one that was never cut.
-    state = {
-        "agent": agent,
-        "optimizer": optimizer,
-        "reward_scaling": reward_scaling,
-        "action_noise": action_noise,
-        **{f"env_{i}": env for i, env in enumerate(envs)},
-    }
+    state = {"agent": agent, "optimizer": optimizer, "reward_scaling": reward_scaling}
+    state |= {"action_noise": action_noise}
+    state |= {f"env_{i}": env for i, env in enumerate(envs)}
     first_iteration = 1  # unless resumed
     run = Run(SCRIPT, args, num_parameters=parameters.numel())
     first_iteration = run.restore(state)
@@ -374,11 +363,9 @@ def train(args: Args) -> Agent:
 
 
 def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[list[float], int]:
-    """Play `eval_episodes` episodes with the best action, on seeds that are the same for every run.
-
-    Returns the scores and how many episodes were stopped at `eval_max_steps`. Shares nothing with training:
-    the environment is its own and no random stream is drawn from. `film(env)` sees the first episode.
-    """
+    """Play `eval_episodes` episodes with the best action. Returns the scores and how many episodes were
+    stopped at `eval_max_steps`. Seeds are the same for every run, the environment is its own, and no random
+    stream of training is drawn from. `film(env)` sees the first episode."""
     env = make_env(args.env_id, args.env_kwargs, stream="eval", render=film is not None)
     scores, stopped = [], 0
     for episode in range(args.eval_episodes):

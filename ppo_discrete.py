@@ -3,7 +3,7 @@
 Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) collects a rollout, estimates how much
 better than expected each action was, and takes several epochs of gradient steps on that one rollout. The idea
 to take away: using data again is safe only while the policy stays close to the one that collected it, and the
-clipped surrogate keeps it close by paying nothing for a probability ratio beyond 1 +- clip_coef.
+clipped surrogate keeps it close by paying nothing more once a probability ratio has left 1 +- clip_coef.
 
     python ppo_discrete.py --seed 0                  # run it: ten seconds later a pole balances
     python ppo_discrete.py --seed 0 --no-clip-ratio  # ablate it: training returns drop from 264 to 148
@@ -110,7 +110,6 @@ class Agent(nn.Module):
 
     def __init__(self, env: FlatEnv, args: Args) -> None:
         super().__init__()
-
         # A layer of the networks: its statistics are saved with them, and a forward pass never changes them.
         self.obs_norm = RunningNorm(env.obs_dim) if args.norm_obs else nn.Identity()
         init = layer_init if args.orthogonal_init else lambda layer, gain: layer
@@ -123,7 +122,7 @@ class Agent(nn.Module):
 
         actor_trunk = trunk()
         critic_trunk = actor_trunk if args.shared_trunk else trunk()
-        # The small gain makes the first policy nearly the same in every state: none starts out preferred.
+        # The small gain makes the first policy nearly the same in every state.
         self.actor = nn.Sequential(*actor_trunk, init(nn.Linear(width, env.action_dim), 0.01))
         self.critic = nn.Sequential(*critic_trunk, init(nn.Linear(width, 1), 1.0))
 
@@ -173,15 +172,13 @@ class Batch(NamedTuple):
 
 
 def collect_rollout(agent: Agent, envs: list[FlatEnv], noise: Tensor) -> tuple[Rollout, list]:
-    """Step every environment once for each row of noise [T, N, action_dim].
-
-    Returns the rollout, on the CPU, and (episodic_return, episodic_length) of each episode that ended in it.
-    """
-    (T, N), first = noise.shape[:2], envs[0]
+    """Step every environment once for each row of noise [T, N, action_dim]. Returns the rollout, on the CPU,
+    and (episodic_return, episodic_length) of each episode that ended in it."""
+    T, N, _ = noise.shape
     rollout = Rollout(
-        obs=torch.empty(T + 1, N, first.obs_dim),
-        next_obs=torch.empty(T, N, first.obs_dim),
-        action=torch.empty(T, N, *first.action_shape, dtype=first.action_dtype),
+        obs=torch.empty(T + 1, N, envs[0].obs_dim),
+        next_obs=torch.empty(T, N, envs[0].obs_dim),
+        action=torch.empty(T, N, *envs[0].action_shape, dtype=envs[0].action_dtype),
         reward=torch.empty(T, N),
         terminated=torch.empty(T, N, dtype=torch.bool),
         truncated=torch.empty(T, N, dtype=torch.bool),
@@ -212,8 +209,7 @@ def compute_gae(
         delta_t = r_t + gamma * V(next_obs_t) - V(obs_t)        A_t = delta_t + gamma * lambda * A_{t+1}
 
     All tensors are (num_steps, num_envs), flags bool. next_obs is the step's own next observation, before any
-    reset. A fall has no future: it drops V(next_obs_t) and A_{t+1}. A time limit drops only A_{t+1}.
-    """
+    reset. A fall has no future: it drops V(next_obs_t) and A_{t+1}. A time limit drops only A_{t+1}."""
     deltas = rewards + gamma * next_values * ~terminated - values
     carry = gamma * gae_lambda * (~(terminated | truncated)).to(rewards.dtype)
     advantages = torch.empty_like(deltas)
@@ -227,12 +223,10 @@ def ppo_loss(
     log_prob: Tensor, entropy: Tensor, value: Tensor,
     old_log_prob: Tensor, old_value: Tensor, advantages: Tensor, returns: Tensor, args: Args,
 ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
-    """The loss of one minibatch (arXiv:1707.06347, eq. 7 and 9, the value loss with 1/2) and its diagnostics.
-    Takes (rows,), of the Gaussian's entropy (); all results are ().
-
-    The clip takes the smaller of two surrogates, so it binds only where moving further would *gain*: above
-    1 + clip_coef when the advantage is positive, below 1 - clip_coef when it is negative.
-    """
+    """The loss of one minibatch of (rows,), the value loss halved (arXiv:1707.06347, eq. 7 and 9), and its
+    diagnostics, all (). Entropy may be () too, as a Gaussian's. The smaller of two surrogates counts, so the
+    clip binds only where moving further would *gain*: above 1 + clip_coef if the advantage is positive, below
+    1 - clip_coef if it is negative."""
     if args.norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     log_ratio = log_prob - old_log_prob
@@ -255,12 +249,9 @@ def ppo_loss(
 
 
 def flatten_parameters(agent: Agent) -> nn.Parameter:
-    """All parameters end to end in one vector, and their gradients too; each becomes a view of its part.
-
-    Clearing the gradient, clipping it and the optimizer's step are then one call each, not a dozen: on
-    networks this small a call costs more than its arithmetic. Clear it by `flat.grad.zero_()`, for
-    `zero_grad()` drops the views.
-    """
+    """One vector of all parameters and, as its .grad, one of their gradients; each parameter becomes a view.
+    Clearing, clipping and stepping are then one call each, not a dozen: on networks this small a call costs
+    more than its arithmetic. Clear it by `flat.grad.zero_()`: `zero_grad()` would drop the views."""
     parameters = list(agent.parameters())
     sizes = [p.numel() for p in parameters]
     flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
@@ -274,11 +265,8 @@ def update(
     agent: Agent, parameters: nn.Parameter, optimizer: torch.optim.Optimizer,
     batch: Batch, order: RandomStream, args: Args,
 ) -> dict[str, float]:  # fmt: skip
-    """Pass over the batch `update_epochs` times in shuffled minibatches, one gradient step for each.
-
-    `parameters` is the vector of `flatten_parameters`. Returns the
-    diagnostics: means over the last epoch's minibatches, each taken before its step.
-    """
+    """Pass over the batch `update_epochs` times in shuffled minibatches, one gradient step for each. Returns
+    the diagnostics: means over the last epoch's minibatches, each taken before its step."""
     for _ in range(args.update_epochs):
         permutation = order.permutation(len(batch.returns)).to(batch.returns.device)
         shuffled = [x[permutation].chunk(args.num_minibatches) for x in batch]
@@ -304,7 +292,7 @@ def check_args(args: Args, env: FlatEnv) -> None:
     space, rows, minibatches = env.action_space, args.num_envs * args.num_steps, args.num_minibatches
     kind = f"--env-id {args.env_id} has {type(space).__name__} actions"
     check(isinstance(space, Discrete), f"{kind}, {SCRIPT}.py takes Discrete: ppo_continuous.py takes Box")
-    fit = math.gcd(rows, minibatches) % rows or 1  # and not single rows
+    fit = math.gcd(rows, minibatches) % rows or 1  # never one row a minibatch
     check(rows % minibatches == 0, f"--num-minibatches {minibatches} does not divide {rows} rows: {fit} does")
     wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
     check(rows > minibatches or not args.norm_adv, f"--norm-adv needs 2 rows in a minibatch: give {wider}")
@@ -333,14 +321,9 @@ def train(args: Args) -> Agent:
     num_iterations = args.total_timesteps // (T * N)
 
     # All that a resumed run needs to end in the same bytes as one that was never cut.
-    state = {
-        "agent": agent,
-        "optimizer": optimizer,
-        "reward_scaling": reward_scaling,
-        "action_noise": action_noise,
-        "minibatch_order": minibatch_order,
-        **{f"env_{i}": env for i, env in enumerate(envs)},
-    }
+    state = {"agent": agent, "optimizer": optimizer, "reward_scaling": reward_scaling}
+    state |= {"action_noise": action_noise, "minibatch_order": minibatch_order}
+    state |= {f"env_{i}": env for i, env in enumerate(envs)}
     first_iteration = 1  # unless resumed
     run = Run(SCRIPT, args, num_parameters=parameters.numel())
     first_iteration = run.restore(state)
@@ -400,11 +383,9 @@ def train(args: Args) -> Agent:
 
 
 def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[list[float], int]:
-    """Play `eval_episodes` episodes with the best action, on seeds that are the same for every run.
-
-    Returns the scores and how many episodes were stopped at `eval_max_steps`. Shares nothing with training:
-    the environment is its own and no random stream is drawn from. `film(env)` sees the first episode.
-    """
+    """Play `eval_episodes` episodes with the best action. Returns the scores and how many episodes were
+    stopped at `eval_max_steps`. Seeds are the same for every run, the environment is its own, and no random
+    stream of training is drawn from. `film(env)` sees the first episode."""
     env = make_env(args.env_id, args.env_kwargs, stream="eval", render=film is not None)
     scores, stopped = [], 0
     for episode in range(args.eval_episodes):

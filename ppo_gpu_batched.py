@@ -1,10 +1,10 @@
-"""PPO on a CPU or a GPU, in thousands of environments that are rows of tensors on that one device.
+"""PPO on a CPU or a GPU, in thousands of environments (lanes) that are rows of tensors on that one device.
 
 Gymnasium steps one environment at a time, in Python. Here nothing leaves the device: environments, policy
 and update read and write tensors that never move. The idea to take away: once the random numbers of an
 iteration are drawn up front, and every number that changes lives in a tensor, the rollout, GAE and the update
 are fixed sequences of tensor operations. A GPU can record such a sequence as a CUDA graph and replay it, no
-Python in between; with no CUDA the same functions run as they are, or fused by --compile.
+Python in between; without CUDA the same functions run as they are. On either, --compile fuses them.
 
     python ppo_gpu_batched.py --seed 0                       # run it: CartPole-v1
     python ppo_gpu_batched.py --seed 0 --compile             # the same, compiled first
@@ -40,10 +40,10 @@ SUMS = ("episodes", "return_sum", "length_sum", "limits", "limit_value_sum", "di
 LOSSES = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
 SCHEDULED = ("learning_rate", "clip_coef", "ent_coef")
 METRICS = (*SUMS, *LOSSES, "explained_variance", *SCHEDULED)
-COMPILE_OPTIONS = {"cpp.use_decompose_tanh": True}  # Inductor's own tanh: exact to 1.8e-7 and twice as fast
+COMPILE_OPTIONS = {"cpp.use_decompose_tanh": True}  # Inductor's own tanh: within 1.8e-7, twice as fast
 
 # The functions of an iteration come first. Each reads and writes tensors in place and decides nothing by the
-# value of one, so that a CUDA graph of it does exactly what it does.
+# value of one, so that a CUDA graph replays it exactly.
 
 
 @torch.no_grad()
@@ -60,9 +60,9 @@ def begin_iteration(memory: Memory, args: Args) -> None:
 
 @torch.no_grad()
 def step_lanes(
-    agent: Agent, env: BatchedEnv, memory: Memory, args: Args, noise: Tensor, reset_noise: Tensor,
-    obs: Tensor, obs_after: Tensor, next_obs: Tensor, action: Tensor, reward: Tensor, terminated: Tensor,
-    truncated: Tensor,
+    agent: Agent, env: BatchedEnv, memory: Memory, args: Args,
+    noise: Tensor, reset_noise: Tensor, obs: Tensor, obs_after: Tensor, next_obs: Tensor,
+    action: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor,
 ) -> None:  # fmt: skip
     """Step every lane once and write what happened into one row of the rollout.
 
@@ -125,18 +125,17 @@ def estimate_advantages(agent: Agent, reward_scaling: RewardScaling, memory: Mem
     memory.rows.copy_(torch.cat([obs[:T], actions, scalars], -1).flatten(0, 1))
 
 
-def minibatch_loss(
-    parameters: Tensor, agent: Agent, rows: Tensor, memory: Memory, args: Args
-) -> tuple[Tensor, Tensor]:
+def minibatch_loss(parameters: Tensor, agent: Agent, rows: Tensor, memory: Memory, args: Args) -> tuple:
     """The loss of packed rows under a flat vector of parameters; its diagnostics in the order of LOSSES."""
-    obs, action, *old = rows.split([agent.obs_dim, rows.shape[1] - agent.obs_dim - 4, 1, 1, 1, 1], 1)
+    columns = [agent.obs_dim, rows.shape[1] - agent.obs_dim - 4, 1, 1, 1, 1]  # as estimate_advantages packs
+    obs, action, *old = rows.split(columns, 1)
     action = action.squeeze(1).long() if agent.discrete else action
     parts = parameters.split([p.numel() for p in agent.parameters()])
     named = zip(agent.named_parameters(), parts, strict=True)
     weights = {name: part.view_as(p) for (name, p), part in named}
     # Tied weights would be set twice where actor and critic share a trunk, and then put back wrongly.
     log_prob, entropy, value = torch.func.functional_call(agent, weights, (obs, action), tie_weights=False)
-    now = replace(args, clip_coef=memory.clip_coef, ent_coef=memory.ent_coef)  # the tensors, for they change
+    now = replace(args, clip_coef=memory.clip_coef, ent_coef=memory.ent_coef)  # annealed: tensors
     loss, diagnostics = ppo_loss(log_prob, entropy, value, *(x.squeeze(1) for x in old), now)
     return loss, torch.stack(list(diagnostics.values())).detach()
 
@@ -146,9 +145,8 @@ def update_minibatch(agent: Agent, parameters: Tensor, memory: Memory, args: Arg
     algorithm 1) with all that changes in tensors. Once memory.active is false it leaves them as they were."""
     rows = memory.rows.index_select(0, memory.index)
     # torch.func, not backward(): one pure function from parameters to gradient, which can be compiled whole.
-    gradient, (_, diagnostics) = torch.func.grad_and_value(minibatch_loss, has_aux=True)(
-        parameters, agent, rows, memory, args
-    )
+    differentiate = torch.func.grad_and_value(minibatch_loss, has_aux=True)
+    gradient, (_, diagnostics) = differentiate(parameters, agent, rows, memory, args)
     memory.epoch_sum.add_(diagnostics)
     if args.max_grad_norm > 0:
         gradient = gradient * (args.max_grad_norm / (gradient.norm() + 1e-6)).clamp(max=1)
@@ -164,7 +162,8 @@ def update_minibatch(agent: Agent, parameters: Tensor, memory: Memory, args: Arg
 
 @torch.no_grad()
 def end_epoch(memory: Memory, args: Args) -> None:
-    """Keep the diagnostics of the last epoch that moved the policy. Past target_kl no further one will."""
+    """Keep the diagnostics of the last epoch that moved the policy: past target_kl the others of
+    the iteration are masked."""
     means = memory.epoch_sum / args.num_minibatches
     memory.losses.copy_(torch.where(memory.active, means, memory.losses))
     memory.epoch_sum.zero_()
@@ -208,8 +207,7 @@ def compute_gae(
         delta_t = r_t + gamma * V(next_obs_t) - V(obs_t)        A_t = delta_t + gamma * lambda * A_{t+1}
 
     All tensors are (num_steps, num_envs), flags bool. next_obs is the step's own next observation, before any
-    reset. A fall has no future: it drops V(next_obs_t) and A_{t+1}. A time limit drops only A_{t+1}.
-    """
+    reset. A fall has no future: it drops V(next_obs_t) and A_{t+1}. A time limit drops only A_{t+1}."""
     deltas = rewards + gamma * next_values * ~terminated - values
     carry = gamma * gae_lambda * (~(terminated | truncated)).to(rewards.dtype)
     advantages = torch.empty_like(deltas)
@@ -223,12 +221,10 @@ def ppo_loss(
     log_prob: Tensor, entropy: Tensor, value: Tensor,
     old_log_prob: Tensor, old_value: Tensor, advantages: Tensor, returns: Tensor, args: Args,
 ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
-    """The loss of one minibatch (arXiv:1707.06347, eq. 7 and 9, the value loss with 1/2) and its diagnostics.
-    Takes (rows,), of the Gaussian's entropy (); all results are ().
-
-    The clip takes the smaller of two surrogates, so it binds only where moving further would *gain*: above
-    1 + clip_coef when the advantage is positive, below 1 - clip_coef when it is negative.
-    """
+    """The loss of one minibatch of (rows,), the value loss halved (arXiv:1707.06347, eq. 7 and 9), and its
+    diagnostics, all (). Entropy may be () too, as a Gaussian's. The smaller of two surrogates counts, so the
+    clip binds only where moving further would *gain*: above 1 + clip_coef if the advantage is positive, below
+    1 - clip_coef if it is negative."""
     if args.norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     log_ratio = log_prob - old_log_prob
@@ -284,7 +280,7 @@ class Args:
     break_: Annotated[bool, flag(name="break")] = False  # BUG on purpose: a time limit is taken for a fall
     break_reset: bool = False  # BUG on purpose: a time limit bootstraps from the next episode's first obs
     device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")  # of it all
-    threads: int = field(default_factory=lambda: os.cpu_count() or 1)  # of the CPU; the bytes depend on it
+    threads: int = field(default_factory=lambda: os.cpu_count() or 1)  # on the CPU; the bytes depend on it
     cuda_graph: bool = True  # replay each iteration as CUDA graphs, where the device is CUDA
     compile: bool = False  # fuse the functions of an iteration by torch.compile
     log_every: int = 10  # iterations between reads from the device
@@ -354,7 +350,7 @@ class Agent(nn.Module):
 
         actor_trunk = trunk()
         critic_trunk = actor_trunk if args.shared_trunk else trunk()
-        # The small gain makes the first policy nearly the same in every state: none starts out preferred.
+        # The small gain makes the first policy nearly the same in every state.
         self.actor = nn.Sequential(*actor_trunk, init(nn.Linear(width, env.action_dim), 0.01))
         self.critic = nn.Sequential(*critic_trunk, init(nn.Linear(width, 1), 1.0))
         self.discrete = isinstance(env.action_space, Discrete)
@@ -395,12 +391,9 @@ class Agent(nn.Module):
 
 
 def flatten_parameters(agent: Agent) -> nn.Parameter:
-    """All parameters end to end in one vector, and their gradients too; each becomes a view of its part.
-
-    Clearing the gradient, clipping it and the optimizer's step are then one call each, not a dozen: on
-    networks this small a call costs more than its arithmetic. Clear it by `flat.grad.zero_()`, for
-    `zero_grad()` drops the views.
-    """
+    """One vector of all parameters and, as its .grad, one of their gradients; each parameter becomes a view.
+    Clearing, clipping and stepping are then one call each, not a dozen: on networks this small a call costs
+    more than its arithmetic. Clear it by `flat.grad.zero_()`: `zero_grad()` would drop the views."""
     parameters = list(agent.parameters())
     sizes = [p.numel() for p in parameters]
     flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
@@ -493,7 +486,7 @@ def check_args(args: Args) -> None:
     known = ", ".join(BATCHED_ENVS)
     check(args.env_id in BATCHED_ENVS, f"--env-id {args.env_id} has no batched form: choose one of {known}")
     rows, minibatches = args.num_envs * args.num_steps, args.num_minibatches
-    fit = math.gcd(rows, minibatches) % rows or 1  # and not single rows
+    fit = math.gcd(rows, minibatches) % rows or 1  # never one row a minibatch
     check(rows % minibatches == 0, f"--num-minibatches {minibatches} does not divide {rows} rows: {fit} does")
     wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
     check(rows > minibatches or not args.norm_adv, f"--norm-adv needs 2 rows in a minibatch: give {wider}")
@@ -531,13 +524,8 @@ def train(args: Args) -> Agent:
     ]
 
     # All that a resumed run needs to end in the same bytes as one that was never cut.
-    state = {
-        "agent": agent,
-        "memory": memory,
-        "reward_scaling": reward_scaling,
-        "env": env,
-        **dict(zip(("action_noise", "reset_noise", "minibatch_order"), streams, strict=True)),
-    }
+    state = {"agent": agent, "memory": memory, "reward_scaling": reward_scaling, "env": env}
+    state |= zip(("action_noise", "reset_noise", "minibatch_order"), streams, strict=True)
     first_iteration = 1  # unless resumed
     run = Run(SCRIPT, args, num_parameters=parameters.numel())
     first_iteration = run.restore(state)
@@ -556,7 +544,7 @@ def train(args: Args) -> Agent:
             finish_epoch()
         finish()
 
-        if iteration == first_iteration and args.cuda_graph:  # which has run eagerly, and so is the warm-up
+        if iteration == first_iteration and args.cuda_graph:  # it ran eagerly: the warm-up
             try:
                 functions = [capture(function, args.device) for function in functions]
                 captured = True
@@ -567,8 +555,8 @@ def train(args: Args) -> Agent:
         reading = iteration % args.log_every == 0 or iteration == num_iterations
         reading = reading or run.due(iteration)
         if reading:
-            require_finite(iteration, parameter=parameters, observation=memory.obs)
             lines = read_metrics(memory, range(unread, iteration + 1), args)
+            require_finite(iteration, parameter=parameters, observation=memory.obs)
             unread = iteration + 1
             run.log(*lines)
         run.save(iteration, state)
@@ -579,11 +567,9 @@ def train(args: Args) -> Agent:
 
 
 def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[list[float], int]:
-    """Play `eval_episodes` episodes with the best action, on seeds that are the same for every run.
-
-    Returns the scores and how many episodes were stopped at `eval_max_steps`. Shares nothing with training:
-    the environment is its own and no random stream is drawn from. `film(env)` sees the first episode.
-    """
+    """Play `eval_episodes` episodes with the best action. Returns the scores and how many episodes were
+    stopped at `eval_max_steps`. Seeds are the same for every run, the environment is its own, and no random
+    stream of training is drawn from. `film(env)` sees the first episode."""
     env = make_env(args.env_id, stream="eval", render=film is not None)
     scores, stopped = [], 0
     for episode in range(args.eval_episodes):

@@ -576,15 +576,16 @@ def test_evaluating_only_repeats_the_evaluation(tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_the_run(monkeypatch, tmp_path):
-    """At the next read, with the iteration named. Fails with the check left out of `read_metrics`."""
-    original = script.end_epoch
+    """At the next read, with the iteration named. Fails with the check left out of `read_metrics`, and with
+    the parameters, which are those of the last iteration, looked at first."""
+    original = script.begin_iteration
 
     def poisoned(memory, args):
-        if memory.iteration == 5:
-            memory.epoch_sum.fill_(torch.nan)
         original(memory, args)
+        if memory.iteration == 5:
+            memory.exp_avg.fill_(torch.nan)  # from the first step on the parameters are NaN, then the loss
 
-    monkeypatch.setattr(script, "end_epoch", poisoned)
+    monkeypatch.setattr(script, "begin_iteration", poisoned)
     with pytest.raises(FloatingPointError, match="iteration 5: the loss is not finite"):
         train(tmp_path, checkpoint_every=2)
     assert load(tmp_path)["iteration"] == 4

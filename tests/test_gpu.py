@@ -51,7 +51,7 @@ def test_nothing_in_an_iteration_waits_for_the_device(monkeypatch, tmp_path, cud
 
     switch("draw", "error")
     switch("capture", "default")
-    switch("require_finite", "default")
+    switch("read_metrics", "default")
     try:
         train(tmp_path, log_every=1, cuda_graph=cuda_graph)
     finally:

@@ -409,20 +409,21 @@ def report_lines(results: dict[str, Any]) -> list[str]:
         scores = " ".join(f"{run['eval_return_mean']:.0f}" for run in results[name]["runs"])
         lines.append(f"{name:<34}{scores}")
     lines += ["```", "", "## Where", ""]
-    columns = ["machine", "commit", "date"]
-    where = [[name, *(entry[column] for column in columns)] for name, entry in sorted(results.items())]
-    return lines + markdown(["recipe", *columns], where)
+    where: dict[str, list[str]] = {}
+    for name, entry in results.items():
+        where.setdefault(f"{entry['machine']}; commit {entry['commit']}, {entry['date']}", []).append(name)
+    return lines + [f"- {place}: {len(names)} recipes, {', '.join(names)}" for place, names in where.items()]
 
 
 def draw_curves(axis: Any, entry: dict[str, Any], label: str, color: str) -> None:
-    """A recipe's training curves: their mean over seeds, and a band from the lowest to the highest."""
+    """A recipe's training curves: the median over seeds, and a band from the lower quartile to the upper."""
     curves = np.array([run["curve"] for run in entry["runs"]], float)  # NaN where no episode ended
     total = steps_of(entry["command"])
     steps = total / 1000 * (np.arange(CURVE_POINTS) + 0.5) / CURVE_POINTS
     known = ~np.isnan(curves).all(0)
     curves, steps = curves[:, known], steps[known]
-    axis.plot(steps, np.nanmean(curves, 0), color=color, label=label, linewidth=2)
-    low, high = np.nanmin(curves, 0), np.nanmax(curves, 0)
+    low, middle, high = np.nanquantile(curves, [0.25, 0.5, 0.75], axis=0)
+    axis.plot(steps, middle, color=color, label=label, linewidth=2)
     axis.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
     axis.set_xlim(0, total / 1000)
     axis.set_xlabel("thousand steps")
@@ -437,8 +438,8 @@ def draw(results: dict[str, Any]) -> None:
     for name, color in (("continuous", "tab:blue"), ("continuous --no-clip-ratio", "tab:orange")):
         label = f"python {results[name]['command']}, {len(results[name]['runs'])} seeds"
         draw_curves(axis, results[name], label, color)
-    axis.set(title="CartPoleContinuous-v0: mean and range over seeds", ylabel="training return")
-    axis.legend(loc="upper left", fontsize="small")
+    axis.set(title="CartPoleContinuous-v0: median and quartiles", ylabel="training return")
+    axis.legend(loc="lower right", fontsize="small")
     figure.savefig(FIGURES / "learning_curve.png", dpi=150)
 
     names = [name for name in MAIN if name in results]
@@ -447,7 +448,7 @@ def draw(results: dict[str, Any]) -> None:
         axis = figure.add_subplot(math.ceil(len(names) / 4), 4, position)
         draw_curves(axis, results[name], name, "tab:blue")
         axis.set_title(f"{name}, {len(results[name]['runs'])} seeds", fontsize="medium")
-    figure.supylabel("training return: mean and range over seeds", fontsize="medium")
+    figure.supylabel("training return: median and quartiles over seeds", fontsize="medium")
     figure.savefig(FIGURES / "results.png", dpi=110)
 
 
