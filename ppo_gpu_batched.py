@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -495,6 +496,8 @@ def check_args(args: Args) -> None:
     check(not (args.break_ and args.break_reset), "--break and --break-reset: give only one of the two")
     one = not (args.anneal_lr and args.adaptive_kl is not None)
     check(one, "--adaptive-kl and --anneal-lr both set the learning rate: add --no-anneal-lr")
+    compiler = any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++", "cl")))
+    check(compiler or not args.compile, "--compile needs a C++ compiler: install g++ or leave it out")
 
 
 @restores_process

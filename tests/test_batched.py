@@ -11,6 +11,7 @@ import torch
 
 import ppo_continuous
 import ppo_gpu_batched as script
+from common.cli import Refusal
 from common.envs.batched import BatchedCartPole, BatchedEnv
 from tests.capture_emulator import CaptureError, capture
 from tests.conftest import load, metrics
@@ -540,6 +541,15 @@ def test_cut_and_resumed_is_the_same_bytes(monkeypatch, tmp_path, case):
     assert whole == cut
     for one, other in zip(metrics(tmp_path / "whole"), metrics(tmp_path / "cut"), strict=True):
         assert one == {**other, "sps": one["sps"], "seconds": one["seconds"]}
+
+
+def test_compiling_without_a_compiler_is_refused(tmp_path, monkeypatch):
+    """Before the folder is made. Fails with torch left to find out, in the first iteration."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(Refusal, match=r"--compile needs a C\+\+ compiler: install g\+\+"):
+        train(tmp_path / "run", compile=True)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -299,7 +300,7 @@ def with_interval(values: list[float], digits: int = 0) -> str:
     if len(scores) >= 5:
         low, high = bootstrap_interval(scores)
         text += f" [{low:,.{digits}f}, {high:,.{digits}f}]"
-    return text.replace("-0 ", "0 ")
+    return re.sub(r"-(0(?:\.0)?)(?![\d.])", r"\1", text)
 
 
 def digits_of(values: list[float]) -> int:
@@ -356,7 +357,8 @@ def ablation_table(ablation: Ablation, results: dict[str, Any]) -> list[str]:
 def tricks_table(results: dict[str, Any]) -> list[str]:
     """The README's: a line for each trick, its score on two environments and what it buys."""
     rows = []
-    for flag, meaning in {"": "", **TRICKS}.items():
+    tricks = {flag: meaning for flag, meaning in TRICKS.items() if not flag.startswith("--break")}
+    for flag, meaning in {"": "", **tricks}.items():
         cells = [f"`{flag}`" if flag else "as it is"]
         for ablation in ABLATIONS[:2]:
             changed = flag if f"{ablation.base} {flag}" in results else flag.replace("--", "--no-", 1)
@@ -372,12 +374,27 @@ def tricks_table(results: dict[str, Any]) -> list[str]:
     return markdown(header, rows)
 
 
+def bugs_table(results: dict[str, Any]) -> list[str]:
+    """The README's: what --break and --break-reset do to the score and to the value at the time limit."""
+    rows = []
+    for flag in ("", "--break", "--break-reset"):
+        cells = [f"`{flag}`" if flag else "as it is"]
+        for ablation in ABLATIONS[:2]:
+            runs = results[f"{ablation.base} {flag}".strip()]["runs"]
+            for key, digits in (("eval_return_mean", 0), ("value_at_time_limit", 1)):
+                cells.append(with_interval([run[key] for run in runs], digits))
+        rows.append(cells)
+    header = ["flag", "cart-pole", "its V@limit", "Pendulum-v1", "its V@limit"]
+    return markdown(header, rows)
+
+
 def with_blocks(readme: str, results: dict[str, Any]) -> str:
     """The README with its tables written anew: each stands between `<!-- its name -->` and `<!-- end -->`."""
     from tests.benchmarks.speed import speed_section
 
     blocks = {
         "tricks": tricks_table(results),
+        "bugs": bugs_table(results),
         "results": results_table(results, every_seed=False),
         "speed": speed_section(json.loads(SPEED.read_text())),
     }
