@@ -118,6 +118,11 @@ RECIPES = {
     ),
 }
 MAIN = tuple(RECIPES)
+RECIPES["raw pendulum"] = Recipe(
+    "ppo_continuous.py --env-id Pendulum-v1 --total-timesteps 200000 --num-envs 4 --num-steps 512 "
+    "--num-minibatches 32 --update-epochs 10 --learning-rate 1e-3 --gae-lambda 0.95",
+    5,
+)
 
 # Each trick by the flag that turns it over, beside the scripts' defaults and the Pendulum-v1 recipe, and what
 # the tables below say of it in one line.
@@ -152,15 +157,14 @@ ABLATIONS = (
         "ppo_continuous.py, Pendulum-v1",
         "pendulum",
         -250.0,
-        (
-            *(f.replace("--norm-reward", "--no-norm-reward") for f in TRICKS),
-            *("--squash", "--no-norm-reward --break", "--no-norm-reward --break-reset"),
-        ),
+        (*(f.replace("--norm-reward", "--no-norm-reward") for f in TRICKS), "--squash"),
     ),
-    Ablation("ppo_discrete.py, CartPole-v1", "discrete", 400.0, TRICKS),
+    Ablation("ppo_discrete.py, CartPole-v1", "discrete", 400.0, tuple(TRICKS)),
+    # Rewards as they are, so that V is in their unit, and rollouts long enough to learn from them.
+    Ablation("ppo_continuous.py, raw Pendulum-v1", "raw pendulum", -250.0, ("--break", "--break-reset")),
 )
 for _, base, _, flags in ABLATIONS:
-    RECIPES |= {f"{base} {f}": Recipe(f"{RECIPES[base].command} {f}") for f in flags}
+    RECIPES |= {f"{base} {f}": RECIPES[base]._replace(command=f"{RECIPES[base].command} {f}") for f in flags}
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
@@ -379,12 +383,12 @@ def bugs_table(results: dict[str, Any]) -> list[str]:
     rows = []
     for flag in ("", "--break", "--break-reset"):
         cells = [f"`{flag}`" if flag else "as it is"]
-        for ablation in ABLATIONS[:2]:
-            runs = results[f"{ablation.base} {flag}".strip()]["runs"]
+        for base in ("continuous", "pendulum", "raw pendulum"):
+            runs = results[f"{base} {flag}".strip()]["runs"]
             for key, digits in (("eval_return_mean", 0), ("value_at_time_limit", 1)):
                 cells.append(with_interval([run[key] for run in runs], digits))
         rows.append(cells)
-    header = ["flag", "cart-pole", "its V@limit", "Pendulum-v1", "its V@limit"]
+    header = ["flag", "cart-pole", "V@limit", "Pendulum-v1", "V@limit", "its rewards raw", "V@limit"]
     return markdown(header, rows)
 
 
@@ -420,7 +424,8 @@ def report_lines(results: dict[str, Any]) -> list[str]:
     lines += [f"{name + ':':<22}{results[name]['command']}" for name in MAIN if name in results]
     lines += ["```", REPORT_ABLATIONS]
     for ablation in ABLATIONS:
-        lines += ["", f"### {ablation.title}", "", *ablation_table(ablation, results)]
+        command = f"`{results[ablation.base]['command']}` and a flag:"
+        lines += ["", f"### {ablation.title}", "", command, "", *ablation_table(ablation, results)]
     lines += ["", "Final scores, each seed from 0:", "", "```"]
     for name in (n for n in RECIPES if n in results and n not in MAIN):
         scores = " ".join(f"{run['eval_return_mean']:.0f}" for run in results[name]["runs"])
