@@ -1,5 +1,6 @@
 """Every command of the README, run in its order. Long training is cut to two rollouts and one evaluation."""
 
+import difflib
 import importlib
 import itertools
 import re
@@ -138,6 +139,13 @@ def test_extras_are_there_and_ci_installs_as_the_readme_says(command):
     for extra in re.findall(r"\.\[(.*)\]", command):
         assert re.search(rf"^{extra} = \[", project, re.M), extra
     assert 'pip install -q -e ".[test]"\npytest\n' in (ROOT / ".ci/run").read_text()
+
+
+def test_the_diff_of_two_scripts_is_as_long_as_the_readme_says():
+    """Fails with a line added to one script."""
+    scripts = [(ROOT / name).read_text().splitlines() for name in ("ppo_continuous.py", "ppo_discrete.py")]
+    changed = sum(line[0] in "-+" for line in list(difflib.unified_diff(*scripts, n=0))[2:])
+    assert f"`diff ppo_continuous.py ppo_discrete.py` changes {changed} lines" in TEXT
 
 
 @pytest.mark.slow
