@@ -32,7 +32,8 @@ def commands(text):
 
 def marked(command):
     extras = any(env in command for env in NEEDS_EXTRAS)
-    return pytest.param(command, marks=pytest.mark.extras) if extras else command
+    slow = "ppo_gpu_batched.py" in command
+    return pytest.param(command, marks=[pytest.mark.extras] * extras + [pytest.mark.slow] * slow)
 
 
 def of(kind):
@@ -108,6 +109,7 @@ def test_scripts_run(a_run, monkeypatch, capsys, command):
 @pytest.mark.parametrize("command", of("compare"))
 def test_compare_runs(a_run, monkeypatch, capsys, command):
     """Fails with an argument in the README that compare does not take."""
+    monkeypatch.delitem(sys.modules, "common.compare", raising=False)
     with pytest.raises(SystemExit) as stop:
         run_module(monkeypatch, shlex.split(command)[2:], mod_name="common.compare")
     out = capsys.readouterr().out

@@ -88,6 +88,7 @@ def test_an_interrupted_run_is_resumed(workshop):
     assert {**R.run_seed("tiny", 0), "train_seconds": 0} == {**row, "train_seconds": 0}
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_says_why(workshop, monkeypatch):
     """Fails with the script's sentence lost."""
     monkeypatch.setitem(R.RECIPES, "tiny", R.Recipe("ppo_discrete.py --num-minibatches 7"))

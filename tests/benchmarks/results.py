@@ -131,7 +131,7 @@ RECIPES["raw pendulum"] = Recipe(
 # Each trick by the flag that turns it over, beside the scripts' defaults and the Pendulum-v1 recipe, and what
 # the tables below say of it in one line.
 TRICKS = {
-    "--no-clip-ratio": "unbounded updates: it reaches 400, then collapses; Pendulum never learns",
+    "--no-clip-ratio": "unbounded updates: it reaches 400, then falls back; Pendulum is lost",
     "--no-norm-adv": "nothing lost on the cart-pole; Pendulum learns a little slower",
     "--clip-vloss": "gains nothing; V lags behind (V@limit 81 for 100 on the cart-pole)",
     "--no-anneal-lr": "the last updates stay large: Pendulum's end is less steady",
