@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import numpy as np
 import pytest
@@ -94,6 +95,28 @@ def test_a_run_that_fails_says_why(workshop, monkeypatch):
     monkeypatch.setitem(R.RECIPES, "tiny", R.Recipe("ppo_discrete.py --num-minibatches 7"))
     with pytest.raises(RuntimeError, match=r"tiny, seed 3: .*--num-minibatches 7 does not divide"):
         R.run_seed("tiny", 3)
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "said"), [(KeyboardInterrupt(), 130, "stopped"), (RuntimeError("why"), 1, "why")]
+)
+def test_what_stops_is_said_in_one_line(workshop, monkeypatch, capsys, raised, status, said):
+    """And what was done is stored. Fails with a traceback, and with exit 0."""
+    row = {"seed": 0, "eval_return_mean": 1.0}
+
+    def train(recipe, seed):
+        if seed == 1:
+            while not (workshop / "results.json").exists():
+                time.sleep(0.01)
+            raise raised
+        return row
+
+    monkeypatch.setattr(R, "run_seed", train)
+    with pytest.raises(SystemExit) as stop:
+        R.run([("tiny", seed) for seed in range(3)], 1)
+    assert stop.value.code == status
+    assert capsys.readouterr().err == f"{said}: the same command goes on\n"
+    assert json.loads((workshop / "results.json").read_text())["tiny"]["runs"][0] == row
 
 
 def test_a_changed_command_has_another_folder(monkeypatch):

@@ -219,7 +219,7 @@ def run_seed(recipe: str, seed: int) -> dict[str, Any]:
         words = [sys.executable, script, *where, "--eval-episodes", "100", "--no-rerun"]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"{recipe}, seed {seed}: {done.stderr.strip()}")
+            raise RuntimeError(f"{recipe}, seed {seed}: {done.stderr.strip() or done.stdout.strip()}")
     summary = json.loads((folder / "summary.json").read_text())
     kept = ("seed", "eval_return_mean", "train_return_mean", "value_at_time_limit", "train_seconds")
     row = {key: summary[key] for key in kept}
@@ -278,10 +278,10 @@ def run(jobs: list[tuple[str, int]], side_by_side: int) -> None:
             minutes = (time.perf_counter() - started) / 60
             score = f"{recipe}  seed {row['seed']}  {row['eval_return_mean']:.1f}"
             print(f"{count}/{len(jobs)}  {minutes:.1f} min  {score}", flush=True)
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)  # the runs got the Ctrl-C too, and save themselves
-        print("stopped: the same command goes on", file=sys.stderr)
-        raise
+    except (KeyboardInterrupt, RuntimeError) as stop:
+        pool.shutdown(cancel_futures=True)  # the runs got the Ctrl-C too: each saves itself first
+        print(f"{str(stop) or 'stopped'}: the same command goes on", file=sys.stderr)
+        raise SystemExit(130 if isinstance(stop, KeyboardInterrupt) else 1) from None
 
 
 def steps_of(command: str) -> int:
