@@ -69,7 +69,7 @@ class Args:
     norm_obs: bool = False  # observations to running mean 0, std 1; on: score 327
     norm_reward: bool = False  # rewards (and so V) divided by the running std of the discounted return
     break_: Annotated[bool, flag(name="break")] = False  # BUG on purpose: a time limit is a fall; see V@limit
-    break_reset: bool = False  # BUG on purpose: bootstraps from the next episode; it costs on Pendulum-v1
+    break_reset: bool = False  # BUG on purpose: bootstraps from the next episode; see Pendulum-v1's V@limit
     device: str = "cpu"  # where the networks live
     eval_episodes: int = 20  # episodes of the final evaluation; 0: none
     eval_max_steps: int = 10_000  # an evaluation episode that has not ended by then is stopped

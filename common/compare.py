@@ -74,20 +74,21 @@ def describe(field: str, value: Any) -> str:
     return f"{flag_name(field)} {value}"
 
 
-def spread(values: list[float | None], digits: int) -> str:
-    """The mean of what there is, and +- its standard deviation over runs where there is more than one."""
-    known = [v for v in values if v is not None]
-    text = fixed(mean(known), digits)
-    return f"{text} +- {statistics.stdev(known):.{digits}f}" if len(known) > 1 else text
+def spread(runs: list[Finished], key: str) -> str:
+    """The mean of what the runs have and, from two seeds on, +- its standard deviation over them."""
+    known = [run.summary[key] for run in runs if run.summary[key] is not None]
+    text = fixed(mean(known), 1)
+    seeds = {run.summary["seed"] for run in runs if run.summary[key] is not None}
+    return f"{text} +- {statistics.stdev(known):.1f}" if len(seeds) > 1 else text
 
 
 def table(groups: dict[str, list[Finished]]) -> list[list[str]]:
     """The rows to print, the header first."""
     columns: dict[str, Callable[[list[Finished]], str]] = {
         "seeds": lambda runs: str(len({run.summary["seed"] for run in runs})),
-        "evaluation": lambda runs: spread([run.summary["eval_return_mean"] for run in runs], 1),
-        "train return": lambda runs: spread([run.summary["train_return_mean"] for run in runs], 1),
-        "V@limit": lambda runs: spread([run.summary["value_at_time_limit"] for run in runs], 1),
+        "evaluation": lambda runs: spread(runs, "eval_return_mean"),
+        "train return": lambda runs: spread(runs, "train_return_mean"),
+        "V@limit": lambda runs: spread(runs, "value_at_time_limit"),
         "steps/s": lambda runs: f"{statistics.median(run.summary['sps'] for run in runs):,.0f}",
     }
     rows = [["run", *columns]]

@@ -15,7 +15,6 @@ import re
 import shutil
 import socket
 import statistics
-import sys
 import sysconfig
 import warnings
 from collections.abc import Callable
@@ -23,6 +22,8 @@ from numbers import Real
 from pathlib import Path
 
 import gymnasium as gym
+
+from common.run_log import no_display
 
 TIMELINE = "step"
 CARTPOLES = {
@@ -143,18 +144,22 @@ class Recording:
     def _render(self, env: gym.Env) -> None:
         if env.render_mode != "rgb_array":
             raise ValueError('the environment was made without render_mode="rgb_array"')
+        # Not tried: where another library has brought OpenGL in, MuJoCo then aborts the process.
+        mujoco = "mujoco" in type(env.unwrapped).__module__
+        if mujoco and no_display() and not os.environ.get("MUJOCO_GL"):
+            raise RuntimeError("without a display set MUJOCO_GL=egl or MUJOCO_GL=osmesa")
         try:
             with warnings.catch_warnings():  # GLFW reports a missing display in warnings of its own
                 warnings.simplefilter("ignore")
                 image = env.render()
         except Exception as error:
-            if "mujoco" not in type(env.unwrapped).__module__:
+            if not mujoco:
                 raise
-            raise RuntimeError(f"without a display set MUJOCO_GL=egl or MUJOCO_GL=osmesa; {error}") from error
+            raise RuntimeError(f"MUJOCO_GL can be egl, osmesa or glfw; {error}") from error
         self.stream.log("episode/image", self.rr.Image(image).compress(jpeg_quality=80))
 
     def _open_viewer(self) -> None:
-        if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        if no_display():
             raise RuntimeError("there is no display")
         places = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
         viewer = shutil.which("rerun", path=places)

@@ -155,10 +155,15 @@ def report_evaluation(args: Any, checkpoint: dict[str, Any], returns: list[float
     write_json(Path(args.eval_only) / "eval.json", content)
 
 
+def no_display() -> bool:
+    """Whether there is no screen to draw on."""
+    screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return sys.platform not in ("darwin", "win32") and not screen
+
+
 def watch_command(recording: Path) -> str:
     """The command line that opens a recording; in the browser where there is no display."""
-    screen = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
-    return f"python -m rerun {shlex.quote(str(recording))}{'' if screen else ' --web-viewer'}"
+    return f"python -m rerun {shlex.quote(str(recording))}{' --web-viewer' * no_display()}"
 
 
 class Run:

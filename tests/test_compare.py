@@ -117,10 +117,12 @@ def test_what_no_run_has_is_a_dash(tmp_path, capsys):
 
 
 def test_one_run_is_called_noise_only_where_a_row_has_one_seed(tmp_path, capsys):
-    """Fails with the runs of a row counted in place of its seeds, and with `all` rows asked for, not any."""
+    """Nor has one seed, run twice, a spread. Fails with the runs of a row counted in place of its seeds, and
+    with `all` rows asked for, not any."""
     make_run(tmp_path / "a0", seed=0)
     make_run(tmp_path / "again", seed=0)
-    assert output(capsys, tmp_path).count(NOISE) == 1
+    printed = output(capsys, tmp_path)
+    assert printed.count(NOISE) == 1 and "+-" not in printed
     make_run(tmp_path / "a1", seed=1)
     assert NOISE not in output(capsys, tmp_path)
     make_run(tmp_path / "b0", seed=0, gamma=0.9)

@@ -195,8 +195,21 @@ def test_what_cannot_be_rendered_is_said_once(tmp_path: Path, env: Painted, says
 def test_a_mujoco_failure_names_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a message that leaves the reader without the variable to set (broken: the hint removed)."""
     monkeypatch.setattr(Painted, "__module__", "gymnasium.envs.mujoco.painted")
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
     (warning,) = record(tmp_path / "a.rrd", Painted(error=RuntimeError("no OpenGL context")), frames=2)
-    assert "MUJOCO_GL=egl" in warning and "no OpenGL context" in warning
+    assert "MUJOCO_GL can be egl" in warning and "no OpenGL context" in warning
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is a display")
+def test_mujoco_is_not_rendered_without_a_display(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With OpenGL in the process, as after LunarLander, it would abort (broken: no check before render)."""
+    monkeypatch.setattr(Painted, "__module__", "gymnasium.envs.mujoco.painted")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.delenv(name, raising=False)
+    env = Painted()
+    (warning,) = record(tmp_path / "a.rrd", env, frames=2)
+    assert warning.endswith("(RuntimeError: without a display set MUJOCO_GL=egl or MUJOCO_GL=osmesa)")
+    assert env.rendered == 0
 
 
 def test_a_failing_log_is_said_once(tmp_path: Path) -> None:

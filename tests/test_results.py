@@ -75,9 +75,12 @@ def test_a_recipe_is_trained_stored_and_kept(workshop, capsys):
     row = stored["tiny"]["runs"][0]
     assert len(row["eval_returns"]) == 100 and len(row["curve"]) == R.CURVE_POINTS
     assert row["eval_return_mean"] == pytest.approx(np.mean(row["eval_returns"]))
+    assert row["trained"].startswith(R.machine())
+    (workshop / "tiny/seed1/trained.txt").write_text("elsewhere")  # and not here
     (workshop / "tiny/seed1/checkpoint.pt").unlink()  # what is finished needs no checkpoint
     R.run([("tiny", 1)], 1)
-    assert json.loads((workshop / "results.json").read_text())["tiny"]["runs"] == stored["tiny"]["runs"]
+    again = json.loads((workshop / "results.json").read_text())["tiny"]["runs"]
+    assert again == [stored["tiny"]["runs"][0], {**stored["tiny"]["runs"][1], "trained": "elsewhere"}]
     assert capsys.readouterr().out.count("tiny  seed") == 4
 
 
@@ -98,7 +101,8 @@ def test_a_run_that_fails_says_why(workshop, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("raised", "status", "said"), [(KeyboardInterrupt(), 130, "stopped"), (RuntimeError("why"), 1, "why")]
+    ("raised", "status", "said"),
+    [(KeyboardInterrupt(), 130, "stopped and saved"), (RuntimeError("why"), 1, "why")],
 )
 def test_what_stops_is_said_in_one_line(workshop, monkeypatch, capsys, raised, status, said):
     """And what was done is stored. Fails with a traceback, and with exit 0."""
@@ -115,7 +119,7 @@ def test_what_stops_is_said_in_one_line(workshop, monkeypatch, capsys, raised, s
     with pytest.raises(SystemExit) as stop:
         R.run([("tiny", seed) for seed in range(3)], 1)
     assert stop.value.code == status
-    assert capsys.readouterr().err == f"{said}: the same command goes on\n"
+    assert capsys.readouterr().err == f"{said}\nrun the same command again to go on\n"
     assert json.loads((workshop / "results.json").read_text())["tiny"]["runs"][0] == row
 
 

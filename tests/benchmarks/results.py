@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import importlib.util
 import json
 import math
 import os
@@ -46,7 +47,8 @@ REPORT_HEAD = """# Results
 Written by `python -m tests.benchmarks.results report` from `results.json`: do not edit. Returns are those of
 evaluations of the last checkpoint over 100 episodes with the best action, on the same evaluation seeds for
 every run. IQM is the interquartile mean over training seeds and, from five seeds on, its bootstrap 95%
-interval (Agarwal et al. 2021, arXiv:2108.13264).
+interval (Agarwal et al. 2021, arXiv:2108.13264), which from so few seeds is too narrow; [500, 500] is the
+cart-poles' ceiling, not precision. `training` is the mean return of all training episodes.
 
 ## Recipes
 
@@ -57,11 +59,12 @@ Trained by `python -m tests.benchmarks.results run --main`.
 REPORT_ABLATIONS = """
 ## Ablations
 
-Trained by `python -m tests.benchmarks.results run --ablations`: the command as it is, then with a flag more.
-`steps to` is the end of the first fiftieth of the run whose mean training return reached the threshold, and
-how many runs did; one that never does counts with its whole budget. `training` is the mean return of all
-training episodes, `final` the evaluation, `V@limit` the mean value of the states in which the clock ran
-out."""
+Trained by `python -m tests.benchmarks.results run --main --ablations`: the command as it is, then with a flag
+added. A run is cut into 50 equal parts: `steps to` is the end of the first one whose mean training return
+reached the threshold, and how many runs did; a run that never does counts with its whole budget. `training`
+is the mean return of all training episodes, `final` the evaluation. `V@limit` is the mean value of the states
+in which the clock ran out, in the last ten iterations in which it did; runs in which it never did are left
+out, and with `--norm-reward` it is in units of scaled rewards."""
 
 
 class Recipe(NamedTuple):
@@ -131,17 +134,18 @@ RECIPES["raw pendulum"] = Recipe(
 # Each trick by the flag that turns it over, beside the scripts' defaults and the Pendulum-v1 recipe, and what
 # the tables below say of it in one line.
 TRICKS = {
-    "--no-clip-ratio": "unbounded updates: it reaches 400, then falls back; Pendulum is lost",
+    "--no-clip-ratio": "updates without bound: seven cart-poles of ten collapse, and Pendulum",
     "--no-norm-adv": "nothing lost on the cart-pole; Pendulum learns a little slower",
-    "--clip-vloss": "gains nothing; V lags behind (V@limit 81 for 100 on the cart-pole)",
+    "--clip-vloss": "three cart-poles of ten end below 500; V lags behind (V@limit 81 for 100)",
     "--no-anneal-lr": "the last updates stay large: Pendulum's end is less steady",
-    "--gae-lambda 1.0": "more variance: Pendulum takes nearly twice as long",
+    "--gae-lambda 1.0": "the cart-pole learns faster, Pendulum takes nearly twice as long",
     "--no-orthogonal-init": "no difference that ten seeds show",
     "--max-grad-norm 0": "three cart-poles of ten end below 500",
     "--shared-trunk": "one body for actor and critic: the cart-pole suffers, Pendulum does not",
     "--norm-obs": "costs on both, whose observations need no scaling",
-    "--norm-reward": "the cart-pole does without it, Pendulum does not",
+    "--norm-reward": "slows the cart-pole; without it this Pendulum recipe fails",
 }
+SQUASH = {"--squash": "Pendulum learns faster; nothing gained on the cart-pole"}
 BUGS = ("--break", "--break-reset")
 
 
@@ -155,12 +159,12 @@ class Ablation(NamedTuple):
 
 
 ABLATIONS = (
-    Ablation("ppo_continuous.py, CartPoleContinuous-v0", "continuous", 400.0, (*TRICKS, *BUGS, "--squash")),
+    Ablation("ppo_continuous.py, CartPoleContinuous-v0", "continuous", 400.0, (*TRICKS, *BUGS, *SQUASH)),
     Ablation(
         "ppo_continuous.py, Pendulum-v1",
         "pendulum",
         -250.0,
-        (*(f.replace("--norm-reward", "--no-norm-reward") for f in TRICKS), *BUGS, "--squash"),
+        (*(f.replace("--norm-reward", "--no-norm-reward") for f in TRICKS), *BUGS, *SQUASH),
     ),
     Ablation("ppo_discrete.py, CartPole-v1", "discrete", 400.0, (*TRICKS, *BUGS)),
     # Rewards as they are, so that V is in their unit, and rollouts long enough to learn from them.
@@ -220,11 +224,14 @@ def run_seed(recipe: str, seed: int) -> dict[str, Any]:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{recipe}, seed {seed}: {done.stderr.strip() or done.stdout.strip()}")
+        where = f"{machine()}; commit {commit()}, {time.strftime('%Y-%m-%d')}"
+        (folder / "trained.txt").write_text(where)
     summary = json.loads((folder / "summary.json").read_text())
     kept = ("seed", "eval_return_mean", "train_return_mean", "value_at_time_limit", "train_seconds")
     row = {key: summary[key] for key in kept}
     return {
         **row,
+        "trained": (folder / "trained.txt").read_text(),
         "curve": curve(read_metrics(folder), summary["global_step"]),
         "eval_returns": [round(score, 2) for score in summary["eval_returns"]],
     }
@@ -248,8 +255,7 @@ def store(recipe: str, row: dict[str, Any]) -> None:
     entry = results.get(recipe, {})
     rows = {r["seed"]: r for r in entry.get("runs", [])} if entry.get("command") == command else {}
     rows[row["seed"]] = row
-    entry = {"command": command, "machine": machine(), "commit": commit(), "date": time.strftime("%Y-%m-%d")}
-    results[recipe] = {**entry, "runs": [rows[seed] for seed in sorted(rows)]}
+    results[recipe] = {"command": command, "runs": [rows[seed] for seed in sorted(rows)]}
     write(results)
 
 
@@ -257,10 +263,9 @@ def write(results: dict[str, Any]) -> None:
     """results.json with one line for each run, so that a diff shows which runs changed."""
     blocks = []
     for recipe in sorted(results):
-        entry = dict(results[recipe])
-        runs = ",\n".join("  " + json.dumps(run) for run in entry.pop("runs"))
-        head = json.dumps(entry)[1:-1]
-        blocks.append(f"{json.dumps(recipe)}: {{{head},\n \"runs\": [\n{runs}]}}")
+        name, command = json.dumps(recipe), json.dumps(results[recipe]["command"])
+        runs = ",\n".join("  " + json.dumps(run) for run in results[recipe]["runs"])
+        blocks.append(f'{name}: {{"command": {command},\n "runs": [\n{runs}]}}')
     temporary = RESULTS.with_suffix(".tmp")
     temporary.write_text("{\n" + ",\n".join(blocks) + "\n}\n")
     temporary.replace(RESULTS)
@@ -280,7 +285,8 @@ def run(jobs: list[tuple[str, int]], side_by_side: int) -> None:
             print(f"{count}/{len(jobs)}  {minutes:.1f} min  {score}", flush=True)
     except (KeyboardInterrupt, RuntimeError) as stop:
         pool.shutdown(cancel_futures=True)  # the runs got the Ctrl-C too: each saves itself first
-        print(f"{str(stop) or 'stopped'}: the same command goes on", file=sys.stderr)
+        reason = str(stop) or "stopped and saved"
+        print(f"{reason}\nrun the same command again to go on", file=sys.stderr)
         raise SystemExit(130 if isinstance(stop, KeyboardInterrupt) else 1) from None
 
 
@@ -328,14 +334,14 @@ def results_table(results: dict[str, Any], every_seed: bool) -> list[str]:
         env = words[words.index("--env-id") + 1] if "--env-id" in words else env
         scores = [run["eval_return_mean"] for run in results[name]["runs"]]
         digits = digits_of(scores)
-        last = " ".join(f"{score:.{digits}f}" for score in (scores if every_seed else [min(scores)]))
+        last = " ".join(f"{score:,.{digits}f}" for score in (scores if every_seed else [min(scores)]))
         rows.append([
             name, env, f"`{words[0]}`", f"{steps_of(results[name]['command']) / 1000:,.0f}k",
-            f"{np.mean([run['train_return_mean'] for run in results[name]['runs']]):,.0f}",
+            f"{interquartile_mean(np.array([r['train_return_mean'] for r in results[name]['runs']])):,.0f}",
             str(len(scores)), f"{np.mean(scores):,.{digits}f}", with_interval(scores, digits), last,
         ])  # fmt: skip
     header = ["recipe", "environment", "script", "steps", "training", "seeds", "mean", "IQM [95%]"]
-    return markdown([*header, "each seed, from 0" if every_seed else "lowest seed"], rows)
+    return markdown([*header, "each seed, from 0" if every_seed else "worst seed"], rows)
 
 
 def ablation_table(ablation: Ablation, results: dict[str, Any]) -> list[str]:
@@ -364,19 +370,17 @@ def ablation_table(ablation: Ablation, results: dict[str, Any]) -> list[str]:
 def tricks_table(results: dict[str, Any]) -> list[str]:
     """The README's: a line for each trick, its score on two environments and what it buys."""
     rows = []
-    for flag, meaning in {"": "", **TRICKS}.items():
+    for flag, meaning in {"": "", **TRICKS, **SQUASH}.items():
         cells = [f"`{flag}`" if flag else "as it is"]
         for ablation in ABLATIONS[:2]:
             changed = flag if f"{ablation.base} {flag}" in results else flag.replace("--", "--no-", 1)
             entry = results[f"{ablation.base} {changed}".strip()]
             final = [run["eval_return_mean"] for run in entry["runs"]]
             cells.append(with_interval(final))
-            if ablation is ABLATIONS[0]:
-                total = steps_of(entry["command"])
-                steps = [steps_to(run["curve"], ablation.threshold, total) / 1000 for run in entry["runs"]]
-                cells.append(f"{interquartile_mean(np.array(steps)):.0f}k")
+            training = np.array([run["train_return_mean"] for run in entry["runs"]])
+            cells.append(f"{interquartile_mean(training):,.0f}")
         rows.append([*cells, meaning])
-    header = ["flag", "cart-pole", "steps to 400", "Pendulum-v1", "what it shows"]
+    header = ["flag", "cart-pole", "training", "Pendulum-v1", "training", "what it shows"]
     return markdown(header, rows)
 
 
@@ -390,7 +394,7 @@ def bugs_table(results: dict[str, Any]) -> list[str]:
             for key, digits in (("eval_return_mean", 0), ("value_at_time_limit", 1)):
                 cells.append(with_interval([run[key] for run in runs], digits))
         rows.append(cells)
-    header = ["flag", "cart-pole", "V@limit", "Pendulum-v1", "V@limit", "its rewards raw", "V@limit"]
+    header = ["flag", "cart-pole", "V@limit", "Pendulum-v1", "V@limit", "raw rewards", "V@limit"]
     return markdown(header, rows)
 
 
@@ -413,6 +417,8 @@ def with_blocks(readme: str, results: dict[str, Any]) -> str:
 
 def report() -> None:
     """Write RESULTS.md, the README's tables and the figures from results.json."""
+    if importlib.util.find_spec("matplotlib") is None:
+        sys.exit('the figures need matplotlib: pip install -e ".[bench]"')
     results = json.loads(RESULTS.read_text())
     REPORT.write_text("\n".join(report_lines(results)) + "\n")
     print(REPORT.read_text())
@@ -435,8 +441,11 @@ def report_lines(results: dict[str, Any]) -> list[str]:
     lines += ["```", "", "## Where", ""]
     where: dict[str, list[str]] = {}
     for name, entry in results.items():
-        where.setdefault(f"{entry['machine']}; commit {entry['commit']}, {entry['date']}", []).append(name)
-    return lines + [f"- {place}: {len(names)} recipes, {', '.join(names)}" for place, names in where.items()]
+        for row in entry["runs"]:
+            where.setdefault(row["trained"], []).append(f"{name} seed {row['seed']}")
+    most = max(where, key=lambda place: len(where[place]))
+    lines.append(f"{len(where.pop(most))} runs: {most}")
+    return lines + [f"- {', '.join(runs)}: {place}" for place, runs in where.items()]
 
 
 def draw_curves(axis: Any, entry: dict[str, Any], label: str, color: str) -> None:
@@ -480,19 +489,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     runner = commands.add_parser("run", help="train recipes and store their results")
-    runner.add_argument("recipes", nargs="*", metavar="RECIPE", help="; ".join(RECIPES))
+    runner.add_argument("recipes", nargs="*", metavar="RECIPE", help="; ".join((*MAIN, "one and a flag")))
     runner.add_argument("--main", action="store_true", help="all recipes of the README")
     runner.add_argument("--ablations", action="store_true", help="all recipes with a flag changed")
     runner.add_argument("--seeds", type=int, help="seeds 0 to this - 1; default: as in the tables")
     runner.add_argument("--jobs", type=int, default=2, help="runs side by side")
-    commands.add_parser("report", help="write results.json's tables to RESULTS.md and draw the figures")
+    commands.add_parser("report", help="write RESULTS.md, the README's tables and the figures (bench extra)")
     args = parser.parse_args()
     if args.command == "report":
         report()
         return
+    if args.jobs < 1 or (args.seeds is not None and args.seeds < 1):
+        parser.error("--seeds and --jobs take numbers from 1 on")
     for name in args.recipes:
         if name not in RECIPES:
-            parser.error(f"no recipe {name!r}; there are: {', '.join(RECIPES)}")
+            known = "\n".join(RECIPES)
+            parser.error(f"no recipe {name!r}; there are (a name with spaces needs quotes):\n{known}")
     names = [*args.recipes, *MAIN * args.main, *(n for n in RECIPES if args.ablations and n not in MAIN)]
     if not names:
         parser.error("name a recipe, or give --main or --ablations")
