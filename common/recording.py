@@ -254,7 +254,8 @@ def write_overlay(path: Path, title: str, groups: dict[str, list[list[dict]]]) -
                 stream.send_columns(entity, [times], values)
                 logged.add(key)
 
-    total_steps = max(lines[-1]["global_step"] for runs in groups.values() for lines in runs)
+    lines = itertools.chain(*itertools.chain(*groups.values()))
+    total_steps = max((line["global_step"] for line in lines), default=0)
     keys = shown_plots(logged)
     views = [plot(PLOTS[key][0], f"/{key}", total_steps, legend=key == keys[0]) for key in keys]
     columns = [rrb.Vertical(*column) for column in (views[:2], views[2::2], views[3::2]) if column]

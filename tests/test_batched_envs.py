@@ -8,7 +8,6 @@ import torch
 from gymnasium.utils import seeding
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import common.envs  # noqa: F401  (registers CartPoleContinuous-v0)
 from common.envs.batched import BATCHED_ENVS, BatchedCartPole, BatchedPendulum, make_batched_env
 from common.envs.cartpole import scripted_balancer
 

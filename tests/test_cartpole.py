@@ -9,7 +9,6 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.utils.env_checker import check_env
 
-import common.envs  # noqa: F401  (registers CartPoleContinuous-v0)
 from common.envs.cartpole import REFERENCE_RETURNS, CartPoleContinuous, scripted_balancer
 
 LEFT, RIGHT = np.array([-1.0], np.float32), np.array([1.0], np.float32)

@@ -237,8 +237,6 @@ def test_ctrl_c_before_training_begins(script, tmp_path, monkeypatch, capsys):
 def test_a_run_that_is_no_number_any_more_exits_with_1(script, tmp_path, capsys):
     """One sentence with the iteration and the quantity; the last checkpoint stays. Fails with NonFinite not
     caught, and with no check of the observations."""
-    if actions_of(script) is None:
-        pytest.skip("steps no Gymnasium environment")
     args = small(script, tmp_path, **walk(script, steps=100, edge=1e9, nan_at=20), checkpoint_every=1)
     assert main(script, *words(args)) == 1
     stderr = capsys.readouterr().err

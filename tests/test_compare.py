@@ -262,6 +262,15 @@ def test_the_overlay_opens_laid_out(tmp_path):
     assert origins == ["/episodic_return"]
 
 
+def test_an_overlay_of_nothing_is_no_traceback(tmp_path, capsys):
+    """A finished run whose metrics were emptied. Fails with the last line of no lines asked for."""
+    pytest.importorskip("rerun")
+    make_curve(tmp_path / "a0", [10.0, 20.0])
+    (tmp_path / "a0/metrics.jsonl").write_text("")
+    assert main([str(tmp_path), "--out", str(tmp_path / "o.rrd")]) == 0
+    assert "a2c E-v0" in capsys.readouterr().out
+
+
 def test_the_overlay_is_by_default_a_fresh_file_under_runs(tmp_path, capsys, monkeypatch):
     """Twice within one second. Fails with the second over the first."""
     pytest.importorskip("rerun")

@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -31,7 +31,7 @@ class Painted(gym.Env):
     """Renders images of one colour, or raises `error`; `rendered` counts the calls."""
 
     spec = EnvSpec("Painted-v0", entry_point="none:none", max_episode_steps=900)
-    metadata = {"render_fps": 25}  # noqa: RUF012
+    metadata: ClassVar[dict] = {"render_fps": 25}
 
     def __init__(self, render_mode: str | None = "rgb_array", error: Exception | None = None) -> None:
         self.render_mode, self.error, self.rendered = render_mode, error, 0

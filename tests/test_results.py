@@ -137,6 +137,22 @@ def test_the_report_and_the_readme_say_what_was_measured():
     assert R.with_blocks(R.README.read_text(), stored) == R.README.read_text()
 
 
+def test_what_the_readme_says_in_words_was_measured():
+    """Fails with a count or a value in its sentences that results.json does not have."""
+    stored, words = json.loads(R.RESULTS.read_text()), R.README.read_text()
+    runs = {name: stored[f"continuous {name}".strip()]["runs"] for name in ("", *R.TRICKS, *R.BUGS)}
+    below = {name: sum(run["eval_return_mean"] < 500 for run in rows) for name, rows in runs.items()}
+    assert (below["--no-clip-ratio"], below["--clip-vloss"], below["--max-grad-norm 0"]) == (7, 3, 3)
+    assert "as on 7 seeds of 10" in words and words.count("three cart-poles of ten end below 500") == 2
+    assert below["--break"] == 1 and "the score is 500 on nine seeds of ten" in words
+    limit = {
+        name: R.interquartile_mean(np.array([r["value_at_time_limit"] for r in runs[name]]))
+        for name in ("", "--clip-vloss", "--break")
+    }
+    assert [round(float(value)) for value in limit.values()] == [100, 81, 85]
+    assert "V@limit 81 for 100" in words and "with `--break` it stays at 85" in words
+
+
 def test_the_recipes_are_the_readmes_commands():
     """Fails with a recipe that has a flag which the README does not show."""
     text = " ".join(R.README.read_text().replace("\\\n", " ").split())

@@ -98,13 +98,16 @@ def no_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
+WHOLE = {}
+
+
 @pytest.fixture
-def whole(script, tmp_path_factory, _wholes={}):  # noqa: B006
+def whole(script, tmp_path_factory):
     """The folder of one uninterrupted small run, made once a script."""
-    if script.__name__ not in _wholes:
-        _wholes[script.__name__] = folder = tmp_path_factory.mktemp(script.__name__) / "whole"
+    if script.__name__ not in WHOLE:
+        WHOLE[script.__name__] = folder = tmp_path_factory.mktemp(script.__name__) / "whole"
         script.train(small(script, folder))
-    return _wholes[script.__name__]
+    return WHOLE[script.__name__]
 
 
 # Same seed, same bytes
@@ -738,8 +741,6 @@ def test_a_replay_that_arrives_elsewhere_is_said_and_starts_afresh(observes, cap
 def test_an_environment_that_remembers_resumes_with_one_line(script, tmp_path, capsys):
     """What an environment carries across resets no replay brings back; here the replay even runs into the end
     of an episode, after which a step is an error. Fails with actions sent on after that end."""
-    if actions_of(script) is None:
-        pytest.skip("steps no Gymnasium environment")
     settings = {**walk(script, remembers=True, steps=1000, edge=1e9), "num_envs": 1, "num_steps": 16}
     assert cut(script, small(script, tmp_path / "cut", **settings), at=3) == 130
     capsys.readouterr()
@@ -755,7 +756,7 @@ def test_an_environment_that_remembers_resumes_with_one_line(script, tmp_path, c
 def test_real_environments_come_back_by_replay(script, env_id, tmp_path, capsys):
     """Fails with the actions of a replay rounded to float16."""
     kind = actions_of(script)
-    if kind is None or (env_id == "Hopper-v5" and kind == "discrete"):
+    if env_id == "Hopper-v5" and kind == "discrete":
         pytest.skip("the script does not take this environment")
     kwargs = json.dumps({"continuous": kind == "box"} if env_id == "LunarLander-v3" else {})
     settings = {"env_id": env_id, "env_kwargs": kwargs, "num_steps": 64, "total_timesteps": 6 * 128}
@@ -795,8 +796,6 @@ def test_metrics_and_summary_hold_what_they_should(script, whole):
 def test_what_a_run_never_saw_is_null(script, tmp_path):
     """No episode ended, no time limit met, no evaluation; and a rollout of one step has no variance. Fails
     with NaN written as NaN, and with a mean of nothing that is 0."""
-    if actions_of(script) is None:
-        pytest.skip("steps no Gymnasium environment")
     script.train(small(script, tmp_path, **walk(script, steps=0, edge=1e9), eval_episodes=0))
     for line in map(timeless, metrics(tmp_path)):
         assert line["episodes"] == 0
@@ -820,8 +819,6 @@ def test_the_two_figures_a_final_score_hides(script, change, tmp_path, monkeypat
     """train_return_mean is the mean over all episodes, raw; value_at_time_limit that of V at the states where
     the clock ran out, also with the bugs on. Fails with a mean of the iterations' means, with rewards scaled
     before they are summed, and with the value at the time limit taken after --break-reset replaced it."""
-    if actions_of(script) is None:
-        pytest.skip("steps no Gymnasium environment")
     scores, values = [], []
     collect, agent_value = script.collect_rollout, script.Agent.value
 
@@ -900,8 +897,6 @@ def test_no_evaluation_is_none(script, tmp_path, capsys):
 
 def test_an_evaluation_that_never_ends_is_stopped_and_said(script, tmp_path, capsys):
     """Fails with any other limit, or none."""
-    if actions_of(script) is None:
-        pytest.skip("steps no Gymnasium environment")
     endless = walk(script, steps=0, edge=1e9)
     calls, best = [], script.Agent.best
     with pytest.MonkeyPatch.context() as patch:

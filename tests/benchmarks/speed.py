@@ -32,7 +32,6 @@ from unittest import mock
 import gymnasium as gym
 import torch
 
-import common.envs  # noqa: F401  registers CartPoleContinuous-v0
 from common.envs.batched import make_batched_env
 from tests.benchmarks.results import commit, machine
 
@@ -209,16 +208,16 @@ def run_sb3(setting: Setting, seed: int) -> Measured:
     batch_size = args.num_envs * args.num_steps
     watch = Watch(clock, batch_size, SOLVED if setting.solves else None)
 
-    class Callback(BaseCallback):
-        returns: list[float] = []  # noqa: RUF012
+    ended: list[float] = []
 
+    class Callback(BaseCallback):
         def _on_step(self) -> bool:
-            self.returns += [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
+            ended.extend(info["episode"]["r"] for info in self.locals["infos"] if "episode" in info)
             return watch.solved is None
 
         def _on_rollout_start(self) -> None:
-            watch.rollout(self.returns)
-            self.returns.clear()
+            watch.rollout(ended)
+            ended.clear()
 
     settings = {
         "learning_rate": (lambda left: args.learning_rate * left) if args.anneal_lr else args.learning_rate,
