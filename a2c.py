@@ -30,8 +30,9 @@ from torch import Tensor, nn
 
 from common.cli import check, check_ranges, command_line, flag, load_checkpoint, parse_args
 from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
+from common.process import restores_process
 from common.run_log import Run, mean, report_evaluation, require_finite
-from common.seeding import RandomStream, initial_weights, restores_process
+from common.seeding import RandomStream, initial_weights
 
 SCRIPT = Path(__file__).stem
 OPTIMIZERS = {
@@ -136,9 +137,7 @@ class Agent(nn.Module):
         self.discrete = isinstance(env.action_space, Discrete)
         if not self.discrete:
             self.log_std = nn.Parameter(torch.full((env.action_dim,), args.log_std_init))
-            for name, bound in (("low", env.action_space.low), ("high", env.action_space.high)):
-                bound = torch.as_tensor(bound.reshape(-1), dtype=torch.float32)
-                self.register_buffer(name, bound, persistent=False)
+            self.low, self.high = env.low, env.high
 
     def draw_noise(self, stream: RandomStream, *shape: int) -> Tensor:
         """What `sample` adds to the actor's outputs: Gumbel noise for logits, normal noise for a mean."""
@@ -159,8 +158,9 @@ class Agent(nn.Module):
         return through(self.critic, obs).squeeze(-1)
 
     def env_action(self, action: Tensor) -> np.ndarray:
-        """What the environment is given: the index itself, or the vector clipped to its bounds."""
-        return (action if self.discrete else action.clamp(self.low, self.high)).cpu().numpy()
+        """What the environment is given: the index, or the vector clipped to its bounds in their own type."""
+        action = action.cpu().numpy()
+        return action if self.discrete else action.astype(self.low.dtype).clip(self.low, self.high)
 
     def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of actions (...,) and the entropy of the policy, (...,) or for the Gaussian ()."""
@@ -278,7 +278,8 @@ def check_args(args: Args, env: FlatEnv) -> None:
     check_ranges(args)
     space, rows, total = env.action_space, args.num_envs * args.num_steps, args.total_timesteps
     kind = f"--env-id {args.env_id} has {type(space).__name__} actions"
-    check(isinstance(space, (Box, Discrete)), f"{kind}, {SCRIPT}.py takes Discrete or Box ones")
+    fits = isinstance(space, (Box, Discrete))
+    check(fits, f"{kind}, {SCRIPT}.py takes Discrete or Box: ppo_discrete.py takes others")
     wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
     check(rows > 1 or not args.norm_adv, f"--norm-adv needs 2 rows in a rollout: give {wider}")
     check(total >= rows, f"--total-timesteps {total} is less than one rollout: give {rows} or more")
@@ -290,7 +291,8 @@ def train(args: Args) -> Agent:
     """Train from args.seed, or go on where args.resume stopped; returns the agent. Raises Refusal (a
     ValueError) for settings that cannot work, NonFinite when a loss or observation stops being a number."""
     torch.set_num_threads(1)  # more would only wait for each other, and the bytes would depend on how many
-    check_args(args, make_env(args.env_id, args.env_kwargs))
+    with make_env(args.env_id, args.env_kwargs) as env:  # closed at once: of some only one can be open
+        check_args(args, env)
     envs = [make_env(args.env_id, args.env_kwargs, args.seed, index) for index in range(args.num_envs)]
     with initial_weights(args.seed):
         agent = Agent(envs[0], args).to(args.device)
@@ -358,6 +360,8 @@ def train(args: Args) -> Agent:
         run.save(iteration, state)
         run.stop_if_asked()
 
+    for env in envs:
+        env.close()
     run.finish(*evaluate(agent, args, run.film))
     return agent
 
@@ -366,7 +370,7 @@ def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[li
     """Play `eval_episodes` episodes with the best action. Returns the scores and how many episodes were
     stopped at `eval_max_steps`. Seeds are the same for every run, the environment is its own, and no random
     stream of training is drawn from. `film(env)` sees the first episode."""
-    env = make_env(args.env_id, args.env_kwargs, stream="eval", render=film is not None)
+    env = make_env(args.env_id, args.env_kwargs, stream="eval", render=bool(film))
     scores, stopped = [], 0
     for episode in range(args.eval_episodes):
         obs, _ = env.reset()
@@ -390,9 +394,9 @@ def evaluate_only(args: Args) -> None:
     torch.set_num_threads(1)
     checkpoint = load_checkpoint(args, SCRIPT)
     check(args.eval_episodes > 0, "--eval-only needs --eval-episodes 1 or more")
-    env = make_env(args.env_id, args.env_kwargs)
-    check_args(args, env)
-    agent = Agent(env, args).to(args.device)
+    with make_env(args.env_id, args.env_kwargs) as env:
+        check_args(args, env)
+        agent = Agent(env, args).to(args.device)
     flatten_parameters(agent)  # where a parameter lies in memory decides the last bit of a product
     agent.load_state_dict(checkpoint["state"]["agent"])
     report_evaluation(args, checkpoint, *evaluate(agent, args))

@@ -28,8 +28,9 @@ from torch import Tensor, nn
 
 from common.cli import check, check_ranges, command_line, flag, load_checkpoint, parse_args
 from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
+from common.process import restores_process
 from common.run_log import Run, mean, report_evaluation, require_finite
-from common.seeding import RandomStream, initial_weights, restores_process
+from common.seeding import RandomStream, initial_weights
 
 SCRIPT = Path(__file__).stem
 OPTIMIZERS = {
@@ -135,10 +136,9 @@ class Agent(nn.Module):
         self.actor = nn.Sequential(*actor_trunk, init(nn.Linear(width, env.action_dim), 0.01))
         self.critic = nn.Sequential(*critic_trunk, init(nn.Linear(width, 1), 1.0))
         self.log_std = nn.Parameter(torch.full((env.action_dim,), args.log_std_init))
+        self.low, self.high = env.low, env.high
+        self.register_buffer("half_range", torch.tensor((env.high - env.low) / 2).float(), persistent=False)
         self.squash = args.squash
-        for name in ("low", "high"):
-            bound = torch.as_tensor(getattr(env.action_space, name).reshape(-1), dtype=torch.float32)
-            self.register_buffer(name, bound, persistent=False)
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """The action for each row, before it is clipped or squashed: mean + std * noise."""
@@ -153,17 +153,19 @@ class Agent(nn.Module):
         return through(self.critic, obs).squeeze(-1)
 
     def env_action(self, action: Tensor) -> np.ndarray:
-        """What the environment is given: clipped to its bounds, or with `squash` mapped onto them."""
+        """What the environment is given: clipped to its bounds, or with `squash` mapped onto them, and in
+        their own type: the float32 next to 0.1 lies outside of a float64 space that ends there."""
         if self.squash:
-            action = self.low + (self.high - self.low) * (torch.tanh(action) + 1) / 2
-        return action.clamp(self.low, self.high).cpu().numpy()
+            action = self.half_range * (torch.tanh(action) + 1)
+        action = action.cpu().numpy().astype(self.low.dtype) + (self.low if self.squash else 0)
+        return action.clip(self.low, self.high)
 
     def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability (...) of actions as sampled, since clipping is the environment's affair; with
         `squash`, of the action after tanh. And the entropy (), the Gaussian's: tanh leaves no closed form."""
         log_prob = gaussian_log_prob(through(self.actor, obs), self.log_std, action)
         if self.squash:
-            log_prob = log_prob - tanh_log_det(action, (self.high - self.low) / 2)
+            log_prob = log_prob - tanh_log_det(action, self.half_range)
         return log_prob, gaussian_entropy(self.log_std)
 
 
@@ -310,7 +312,7 @@ def check_args(args: Args, env: FlatEnv) -> None:
     check_ranges(args)
     space, rows, minibatches = env.action_space, args.num_envs * args.num_steps, args.num_minibatches
     kind = f"--env-id {args.env_id} has {type(space).__name__} actions"
-    check(isinstance(space, Box), f"{kind}, {SCRIPT}.py takes Box: ppo_discrete.py takes Discrete")
+    check(isinstance(space, Box), f"{kind}, {SCRIPT}.py takes Box: ppo_discrete.py takes the others")
     fit = math.gcd(rows, minibatches) % rows or 1  # never one row a minibatch
     check(rows % minibatches == 0, f"--num-minibatches {minibatches} does not divide {rows} rows: {fit} does")
     wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
@@ -327,7 +329,8 @@ def train(args: Args) -> Agent:
     """Train from args.seed, or go on where args.resume stopped; returns the agent. Raises Refusal (a
     ValueError) for settings that cannot work, NonFinite when a loss or observation stops being a number."""
     torch.set_num_threads(1)  # more would only wait for each other, and the bytes would depend on how many
-    check_args(args, make_env(args.env_id, args.env_kwargs))
+    with make_env(args.env_id, args.env_kwargs) as env:  # closed at once: of some only one can be open
+        check_args(args, env)
     envs = [make_env(args.env_id, args.env_kwargs, args.seed, index) for index in range(args.num_envs)]
     with initial_weights(args.seed):
         agent = Agent(envs[0], args).to(args.device)
@@ -399,6 +402,8 @@ def train(args: Args) -> Agent:
         run.save(iteration, state)
         run.stop_if_asked()
 
+    for env in envs:
+        env.close()
     run.finish(*evaluate(agent, args, run.film))
     return agent
 
@@ -407,7 +412,7 @@ def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[li
     """Play `eval_episodes` episodes with the best action. Returns the scores and how many episodes were
     stopped at `eval_max_steps`. Seeds are the same for every run, the environment is its own, and no random
     stream of training is drawn from. `film(env)` sees the first episode."""
-    env = make_env(args.env_id, args.env_kwargs, stream="eval", render=film is not None)
+    env = make_env(args.env_id, args.env_kwargs, stream="eval", render=bool(film))
     scores, stopped = [], 0
     for episode in range(args.eval_episodes):
         obs, _ = env.reset()
@@ -431,9 +436,9 @@ def evaluate_only(args: Args) -> None:
     torch.set_num_threads(1)
     checkpoint = load_checkpoint(args, SCRIPT)
     check(args.eval_episodes > 0, "--eval-only needs --eval-episodes 1 or more")
-    env = make_env(args.env_id, args.env_kwargs)
-    check_args(args, env)
-    agent = Agent(env, args).to(args.device)
+    with make_env(args.env_id, args.env_kwargs) as env:
+        check_args(args, env)
+        agent = Agent(env, args).to(args.device)
     flatten_parameters(agent)  # where a parameter lies in memory decides the last bit of a product
     agent.load_state_dict(checkpoint["state"]["agent"])
     report_evaluation(args, checkpoint, *evaluate(agent, args))

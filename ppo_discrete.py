@@ -1,4 +1,4 @@
-"""PPO with a categorical policy, for Gymnasium environments with Discrete actions.
+"""PPO with a categorical policy, for Gymnasium environments with Discrete, MultiDiscrete, MultiBinary actions.
 
 Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) collects a rollout, estimates how much
 better than expected each action was, and takes several epochs of gradient steps on that one rollout. The idea
@@ -10,26 +10,27 @@ clipped surrogate keeps it close by paying nothing more once a probability ratio
     python ppo_discrete.py --seed 0 --break          # break it: a time limit taken for a fall; see V@limit
     python ppo_discrete.py --resume runs/NAME        # go on after Ctrl-C, to the same bytes
     python ppo_discrete.py --eval-only runs/NAME     # play the saved policy
-    python -m rerun runs/NAME/recording.rrd            # watch it
-    python -m common.compare runs                      # compare runs
+    python -m rerun runs/NAME/recording.rrd          # watch it
+    python -m common.compare runs                    # compare runs
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
 from common.cli import check, check_ranges, command_line, flag, load_checkpoint, parse_args
 from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
+from common.process import restores_process
 from common.run_log import Run, mean, report_evaluation, require_finite
-from common.seeding import RandomStream, initial_weights, restores_process
+from common.seeding import RandomStream, initial_weights
 
 SCRIPT = Path(__file__).stem
 OPTIMIZERS = {
@@ -41,8 +42,9 @@ OPTIMIZERS = {
 @dataclass
 class Args:
     seed: int = 0  # all randomness. Scores named below: means of seeds 0 to 9 with that flag changed
-    env_id: str = "CartPole-v1"  # any Gymnasium id with Discrete actions; module:Env-v0 is imported
+    env_id: str = "CartPole-v1"  # any Gymnasium id without Box actions; module:Env-v0 is imported
     env_kwargs: str = "{}"  # JSON object for gymnasium.make
+    mask_actions: bool = False  # what info["action_mask"] forbids is never done; try Taxi-v4
     total_timesteps: int = 150_000  # environment steps; rounded down to whole rollouts
     num_envs: int = 8  # environments stepped side by side
     num_steps: int = 128  # steps of each environment in a rollout
@@ -105,8 +107,9 @@ def through(net: nn.Sequential, x: Tensor) -> Tensor:
 
 
 class Agent(nn.Module):
-    """Actor and critic: obs_dim -> hidden -> hidden -> actions, and -> 1. The actor's outputs are
-    logits: the log-probabilities of the actions up to a constant."""
+    """Actor and critic: obs_dim -> hidden -> hidden -> actions, and -> 1. The actor's outputs are logits: the
+    log-probabilities of the actions up to a constant. A MultiDiscrete or MultiBinary action is several
+    choices, each with logits of its own, made independently: log-probabilities and entropies are sums."""
 
     def __init__(self, env: FlatEnv, args: Args) -> None:
         super().__init__()
@@ -125,27 +128,46 @@ class Agent(nn.Module):
         # The small gain makes the first policy nearly the same in every state.
         self.actor = nn.Sequential(*actor_trunk, init(nn.Linear(width, env.action_dim), 0.01))
         self.critic = nn.Sequential(*critic_trunk, init(nn.Linear(width, 1), 1.0))
+        self.choices, self.action_shape = env.choices, env.action_shape  # such as [6] and (); [2, 3] and (2,)
+        self.masked = args.mask_actions
+
+    def logits(self, obs: Tensor) -> Tensor:
+        """(..., obs_dim) -> (..., all options). The lowest number makes a forbidden one's probability 0, and
+        being finite, 0 log 0 is 0."""
+        logits = through(self.actor, obs)
+        if self.masked:  # the mask is the end of the observation
+            allowed = obs[..., -logits.shape[-1] :] > 0
+            logits = torch.where(allowed, logits, torch.finfo(logits.dtype).min)
+        return logits
+
+    def largest(self, scores: Tensor) -> Tensor:
+        """The index of the largest score in each choice: (..., all options) -> (..., *action_shape)."""
+        indices = [choice.argmax(-1) for choice in scores.split(self.choices, -1)]
+        return torch.stack(indices, -1).view(*scores.shape[:-1], *self.action_shape)
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """An action for each row. With Gumbel noise, the largest sum is a draw from softmax(logits)."""
-        return (through(self.actor, obs) + noise).argmax(-1)
+        return self.largest(self.logits(obs) + noise)
 
     def best(self, obs: Tensor) -> Tensor:
         """The action an evaluation takes: the most probable."""
-        return through(self.actor, obs).argmax(-1)
+        return self.largest(self.logits(obs))
 
     def value(self, obs: Tensor) -> Tensor:
         """V(obs): (..., obs_dim) -> (...)."""
         return through(self.critic, obs).squeeze(-1)
 
     def env_action(self, action: Tensor) -> np.ndarray:
-        """What the environment is given: the index itself."""
+        """What the environment is given: the index itself, or one for each choice."""
         return action.cpu().numpy()
 
     def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of actions (...,) and the entropy (...,) of the policy there."""
-        logits = through(self.actor, obs)
-        return categorical_log_prob(logits, action), categorical_entropy(logits)
+        choices = self.logits(obs).split(self.choices, -1)
+        actions = action.view(*obs.shape[:-1], len(choices)).unbind(-1)
+        log_probs = [categorical_log_prob(*pair) for pair in zip(choices, actions, strict=True)]
+        entropies = [categorical_entropy(logits) for logits in choices]
+        return reduce(torch.add, log_probs), reduce(torch.add, entropies)
 
 
 class Rollout(NamedTuple):
@@ -291,7 +313,9 @@ def check_args(args: Args, env: FlatEnv) -> None:
     check_ranges(args)
     space, rows, minibatches = env.action_space, args.num_envs * args.num_steps, args.num_minibatches
     kind = f"--env-id {args.env_id} has {type(space).__name__} actions"
-    check(isinstance(space, Discrete), f"{kind}, {SCRIPT}.py takes Discrete: ppo_continuous.py takes Box")
+    takes = f"{SCRIPT}.py takes Discrete, MultiDiscrete or MultiBinary"
+    fits = isinstance(space, (Discrete, MultiDiscrete, MultiBinary))
+    check(fits, f"{kind}, {takes}: ppo_continuous.py takes Box")
     fit = math.gcd(rows, minibatches) % rows or 1  # never one row a minibatch
     check(rows % minibatches == 0, f"--num-minibatches {minibatches} does not divide {rows} rows: {fit} does")
     wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
@@ -306,8 +330,10 @@ def train(args: Args) -> Agent:
     """Train from args.seed, or go on where args.resume stopped; returns the agent. Raises Refusal (a
     ValueError) for settings that cannot work, NonFinite when a loss or observation stops being a number."""
     torch.set_num_threads(1)  # more would only wait for each other, and the bytes would depend on how many
-    check_args(args, make_env(args.env_id, args.env_kwargs))
-    envs = [make_env(args.env_id, args.env_kwargs, args.seed, index) for index in range(args.num_envs)]
+    make = partial(make_env, args.env_id, args.env_kwargs, mask=args.mask_actions)
+    with make() as env:  # closed at once: of some only one can be open
+        check_args(args, env)
+    envs = [make(args.seed, index) for index in range(args.num_envs)]
     with initial_weights(args.seed):
         agent = Agent(envs[0], args).to(args.device)
     parameters = flatten_parameters(agent)
@@ -378,6 +404,8 @@ def train(args: Args) -> Agent:
         run.save(iteration, state)
         run.stop_if_asked()
 
+    for env in envs:
+        env.close()
     run.finish(*evaluate(agent, args, run.film))
     return agent
 
@@ -386,7 +414,7 @@ def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[li
     """Play `eval_episodes` episodes with the best action. Returns the scores and how many episodes were
     stopped at `eval_max_steps`. Seeds are the same for every run, the environment is its own, and no random
     stream of training is drawn from. `film(env)` sees the first episode."""
-    env = make_env(args.env_id, args.env_kwargs, stream="eval", render=film is not None)
+    env = make_env(args.env_id, args.env_kwargs, stream="eval", render=bool(film), mask=args.mask_actions)
     scores, stopped = [], 0
     for episode in range(args.eval_episodes):
         obs, _ = env.reset()
@@ -410,9 +438,9 @@ def evaluate_only(args: Args) -> None:
     torch.set_num_threads(1)
     checkpoint = load_checkpoint(args, SCRIPT)
     check(args.eval_episodes > 0, "--eval-only needs --eval-episodes 1 or more")
-    env = make_env(args.env_id, args.env_kwargs)
-    check_args(args, env)
-    agent = Agent(env, args).to(args.device)
+    with make_env(args.env_id, args.env_kwargs, mask=args.mask_actions) as env:
+        check_args(args, env)
+        agent = Agent(env, args).to(args.device)
     flatten_parameters(agent)  # where a parameter lies in memory decides the last bit of a product
     agent.load_state_dict(checkpoint["state"]["agent"])
     report_evaluation(args, checkpoint, *evaluate(agent, args))

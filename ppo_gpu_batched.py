@@ -33,8 +33,9 @@ from torch import Tensor, nn
 from common.cli import check, check_ranges, command_line, flag, load_checkpoint, parse_args
 from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
 from common.envs.batched import BATCHED_ENVS, BatchedEnv, make_batched_env
+from common.process import restores_process
 from common.run_log import Run, report_evaluation, require_finite
-from common.seeding import RandomStream, initial_weights, restores_process
+from common.seeding import RandomStream, initial_weights
 
 SCRIPT = Path(__file__).stem
 SUMS = ("episodes", "return_sum", "length_sum", "limits", "limit_value_sum", "diverged")

@@ -34,6 +34,10 @@ class NonFinite(FloatingPointError):
     """A number that training depends on is no longer finite."""
 
 
+class EnvironmentFailed(RuntimeError):
+    """The environment's own code raised."""
+
+
 def check(condition: bool, sentence: str) -> None:
     """Raise Refusal(sentence) unless `condition` holds."""
     if not condition:

@@ -4,65 +4,94 @@ that a checkpoint can hold without pickling the environment."""
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple, flatdim, flatten
 
-from common.cli import Refusal, check, one_line
-from common.seeding import derive_seed
+from common.cli import EnvironmentFailed, Refusal, check, one_line
+from common.process import at_exit
+from common.seeding import episode_seed
 
 EXAMPLE = """write it like '{"g": 9.81}'"""
 
 
-class FlatEnv(gym.Wrapper):
-    """A Gymnasium environment with float32[obs_dim] observations and float32[action_dim] or integer actions.
+def native(value: Any) -> np.ndarray:
+    """A copy of an array or a number in the machine's own byte order and in C order."""
+    array = np.asarray(value)
+    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
 
-    Box observations are flattened, Discrete ones one-hot encoded; any other kind raises Refusal by name.
-    A Box action arrives flat and is reshaped, rounded where the space is an integer one, and cast. A Discrete
-    action arrives counted from 0 and is shifted to where the space starts.
+
+class FlatEnv(gym.Wrapper):
+    """A Gymnasium environment with float32[obs_dim] observations and flat actions.
+
+    Observations that are no Box are flattened by `gymnasium.spaces.flatten`: a Discrete one becomes one-hot,
+    the parts of a Dict or Tuple follow one another. Images, text and other kinds raise Refusal by name. With
+    `mask`, info["action_mask"] joins the observation as its last `action_dim` numbers, 1 where an action is
+    allowed. What is returned is always a copy: some environments write into one array again and again.
+
+    A Box action arrives flat, within `low` and `high`, and is rounded where the space is an integer one, cast
+    and reshaped. The indices of a Discrete, MultiDiscrete or MultiBinary action arrive counted from 0 and are
+    shifted to where the space starts; `choices` has the number of options of each.
 
     `reset()` begins the next episode, whose seed is derived from (seed, stream, index, episode number);
-    `episodic_return` and `episodic_length` belong to the episode under way.
+    `episodic_return` and `episodic_length` belong to the episode under way. What the environment raises,
+    `reset` and `step` raise as EnvironmentFailed.
     """
 
-    def __init__(self, env: gym.Env, seed: int = 0, index: int = 0, stream: str = "env") -> None:
+    def __init__(
+        self, env: gym.Env, seed: int = 0, index: int = 0, stream: str = "env", mask: bool = False
+    ) -> None:
         super().__init__(env)
         self.name = env.spec.id if env.spec else type(env.unwrapped).__name__
-        self.next_seed: Callable[[int], int] = lambda episode: derive_seed(seed, stream, index, episode)
-        self.flatten, self.obs_dim = self._flattener(env.observation_space)
+        self.index, self.mask, self.closed, self.unrendered = index, mask, False, "it was not asked to be"
+        self.next_seed: Callable[[int], int] = lambda episode: episode_seed(seed, stream, index, episode)
+        self._check_observation(env.observation_space, "")
+        self.obs_dim = flatdim(env.observation_space)
+        self.choices, self.action_shape, self.action_dtype = [], (), torch.int64
         self.convert = self._converter(env.action_space)
         # How many numbers a policy puts out, and the shape and dtype of one action as a script stores it.
-        discrete = isinstance(env.action_space, Discrete)
-        self.action_dim = int(env.action_space.n if discrete else np.prod(env.action_space.shape or (1,)))
-        self.action_shape = () if isinstance(env.action_space, Discrete) else (self.action_dim,)
-        self.action_dtype = torch.int64 if isinstance(env.action_space, Discrete) else torch.float32
+        self.action_dim = sum(self.choices) or math.prod(self.action_shape)
+        self.obs_dim += self.action_dim if mask else 0
         self.episode = -1
 
-    def _flattener(self, space: gym.Space) -> tuple[Callable, int]:
-        if isinstance(space, Discrete):
-            start, one_hot = int(space.start), np.eye(int(space.n), dtype=np.float32)
-            return lambda obs: one_hot[int(obs) - start], int(space.n)
-        if isinstance(space, Box) and not (space.dtype == np.uint8 and len(space.shape) > 1):
-            return lambda obs: np.asarray(obs, dtype=np.float32).reshape(-1), int(np.prod(space.shape))
-        kind = f"images (uint8{list(space.shape)})" if isinstance(space, Box) else type(space).__name__
-        raise Refusal(
-            f"--env-id {self.name} observes {kind}, and the scripts take Box vectors or Discrete ones: "
-            "choose another environment, or wrap this one so that it gives a vector"
+    def _check_observation(self, space: gym.Space, where: str) -> None:
+        if isinstance(space, (Dict, Tuple)):
+            keys = space.spaces if isinstance(space, Dict) else range(len(space.spaces))
+            for key in keys:
+                self._check_observation(space.spaces[key], f"{where}[{key!r}]")
+            return
+        image = isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) > 1
+        kind = f"images (uint8{list(space.shape)})" if image else type(space).__name__
+        fits = isinstance(space, (Box, Discrete, MultiBinary, MultiDiscrete)) and not image
+        check(
+            fits,
+            f"--env-id {self.name} observes {kind}{' in ' * bool(where)}{where}, and the scripts take Box "
+            "vectors, Discrete, MultiDiscrete and MultiBinary, and Dicts and Tuples of these: choose another "
+            "environment, or wrap this one so that it gives a vector",
         )
 
     def _converter(self, space: gym.Space) -> Callable:
         if isinstance(space, Discrete):
-            start = int(space.start)
+            start, self.choices = int(space.start), [int(space.n)]
             return lambda action: int(action) + start
+        if isinstance(space, (MultiDiscrete, MultiBinary)):
+            shape, dtype, start = space.shape, space.dtype, getattr(space, "start", np.zeros(space.shape))
+            options = space.nvec if isinstance(space, MultiDiscrete) else np.full(shape, 2)
+            self.choices, self.action_shape = options.reshape(-1).tolist(), (math.prod(shape),)
+            return lambda action: (np.reshape(action, shape) + start).astype(dtype)
         if not isinstance(space, Box):  # left for the script to refuse: it knows which kind it needs
             return lambda action: action
-        if np.issubdtype(space.dtype, np.integer):
-            return lambda action: np.rint(action).astype(space.dtype).reshape(space.shape)
-        return lambda action: np.array(action, dtype=space.dtype).reshape(space.shape)
+        self.action_shape, self.action_dtype = (math.prod(space.shape),), torch.float32
+        exact = np.result_type(space.dtype, np.float16)  # its own type, or one that holds its integers
+        self.low, self.high = space.low.reshape(-1).astype(exact), space.high.reshape(-1).astype(exact)
+        round_ = np.rint if np.issubdtype(space.dtype, np.integer) else np.array  # both copy
+        return lambda action: round_(action).astype(space.dtype).reshape(space.shape)
 
     def reset(self, **kwargs) -> tuple[np.ndarray, dict]:
         """Begin the next episode. `seed=` is not taken: every episode has its own."""
@@ -72,26 +101,78 @@ class FlatEnv(gym.Wrapper):
     def _begin(self, seed: int) -> tuple[np.ndarray, dict]:
         self.seed, self.actions = seed, []
         self.episodic_return, self.episodic_length = 0.0, 0
-        self.raw_obs, info = self.env.reset(seed=seed)
-        self.obs = self.flatten(self.raw_obs)
+        try:
+            obs, info = self.env.reset(seed=seed)
+            self.raw_obs = self._raw(obs)
+        except Exception as error:
+            raise self._failed("reset", error) from error
+        self._observe(info)
         return self.obs, info
 
     def step(self, action) -> tuple[np.ndarray, float, bool, bool, dict]:
-        action = self.convert(action)
-        self.actions.append(action)
-        self.raw_obs, reward, terminated, truncated, info = self.env.step(action)
-        self.obs = self.flatten(self.raw_obs)
-        self.episodic_return += float(reward)
+        self.actions.append(np.array(action))
         self.episodic_length += 1
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(self.convert(action))
+            self.raw_obs = self._raw(obs)
+        except Exception as error:
+            raise self._failed("step", error) from error
+        self._observe(info)
+        reward = self._number(reward, "a reward")
+        terminated, truncated = self._number(terminated, "terminated"), self._number(truncated, "truncated")
+        self.episodic_return += reward
         return self.obs, reward, terminated, truncated, info
 
+    def _failed(self, call: str, error: Exception) -> EnvironmentFailed:
+        where = f"step {self.episodic_length} of " * (call == "step") + f"episode {self.episode}"
+        what = f"{type(error).__name__}: {one_line(error)}"
+        return EnvironmentFailed(f"environment {self.index} ({self.name}) raised in {call}, {where}: {what}")
+
+    def _number(self, value: Any, name: str) -> Any:
+        """The number that `value` is or, as an array of one element, holds."""
+        if isinstance(value, (float, bool, int)):
+            return value
+        array = np.asarray(value)
+        check(
+            array.size == 1,
+            f"--env-id {self.name} returned {name} of shape {list(array.shape)}, and the scripts take one "
+            "number: wrap the environment so that it returns one",
+        )
+        return array.item()
+
+    def _raw(self, obs: Any) -> np.ndarray:
+        space = self.observation_space
+        return native(obs if isinstance(space, Box) else flatten(space, obs))
+
+    def _observe(self, info: dict) -> None:
+        self.obs = self.raw_obs.reshape(-1).astype(np.float32)  # a copy too
+        if self.mask:
+            mask = info.get("action_mask")
+            check(
+                mask is not None,
+                f"--mask-actions: {self.name} gives no action_mask in its info: leave --mask-actions out",
+            )
+            mask = np.asarray(mask if isinstance(self.action_space, Discrete) else np.hstack(mask))
+            self.obs = np.concatenate([self.obs, mask.reshape(-1).astype(np.float32)])
+        check(
+            self.obs.size == self.obs_dim,
+            f"--env-id {self.name} returned {self.obs.size} numbers as an observation, where its spaces make "
+            f"{self.obs_dim}: they must agree",
+        )
+
+    def close(self) -> None:
+        """Close the environment, once: some raise the second time."""
+        if not self.closed:
+            self.closed = True
+            super().close()
+
     def state_dict(self) -> dict:
-        """The episode under way: its number and seed, the actions sent since its reset, where they led."""
+        """The episode under way: its number and seed, the actions since its reset, where they led."""
         return {
             "episode": self.episode,
             "seed": self.seed,
             "actions": torch.as_tensor(np.array(self.actions)),
-            "raw_obs": torch.as_tensor(np.array(self.raw_obs)),
+            "raw_obs": torch.as_tensor(self.raw_obs),
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -100,14 +181,12 @@ class FlatEnv(gym.Wrapper):
         self.episode = state["episode"]
         self._begin(state["seed"])
         actions = state["actions"].numpy()
-        discrete = isinstance(self.action_space, Discrete)
-        start = int(self.action_space.start) if discrete else 0
         ended = False
         for action in actions:
             if not ended:
-                _, _, terminated, truncated, _ = self.step(int(action) - start if discrete else action)
+                _, _, terminated, truncated, _ = self.step(action)
                 ended = terminated or truncated
-        if ended or not np.array_equal(np.asarray(self.raw_obs), state["raw_obs"].numpy()):
+        if ended or not np.array_equal(self.raw_obs, state["raw_obs"].numpy()):
             print(
                 f"{self.name} did not come back to where it was when its {len(actions)} saved actions were "
                 "sent again, so it starts a fresh episode: the run is valid, but not the same bytes",
@@ -123,27 +202,44 @@ def make_env(
     index: int = 0,
     stream: str = "env",
     render: bool = False,
+    mask: bool = False,
 ) -> FlatEnv:
     """`gymnasium.make(env_id, **env_kwargs)` as a FlatEnv; `env_kwargs` is a JSON object.
 
-    With `render`, it is made so that `env.render()` returns an image, where the environment offers that.
-    Raises Refusal, in one sentence, for whatever keeps the environment from being made.
+    With `render`, it is made so that `env.render()` returns an image, where the environment offers that and
+    can; `unrendered` says why not. Made inside of a script's `train`, it is closed at the latest when that ends. Raises Refusal, in one
+    sentence, for whatever keeps the environment from being made.
     """
     try:
         kwargs = json.loads(env_kwargs)
         check(isinstance(kwargs, dict), f"--env-kwargs {env_kwargs} is no JSON object: {EXAMPLE}")
     except json.JSONDecodeError as error:
         raise Refusal(f"--env-kwargs {env_kwargs} is not JSON ({error}): {EXAMPLE}") from None
+    env, unrendered = open_env(env_id, env_kwargs, kwargs), "it offers no images"
+    if render and "rgb_array" in (env.metadata or {}).get("render_modes", []) and "render_mode" not in kwargs:
+        env.close()  # first: of some only one can be open
+        try:
+            env = open_env(env_id, env_kwargs, {"render_mode": "rgb_array", **kwargs})
+        except Refusal as refusal:
+            unrendered, env = str(refusal), open_env(env_id, env_kwargs, kwargs)
+    try:
+        flat = FlatEnv(env, seed, index, stream, mask)
+    except BaseException:
+        env.close()
+        raise
+    flat.unrendered = unrendered
+    at_exit(flat.close)
+    return flat
+
+
+def open_env(env_id: str, env_kwargs: str, kwargs: dict[str, Any]) -> gym.Env:
+    """`gymnasium.make` without its warnings; raises Refusal where it cannot be made."""
     try:
         with warnings.catch_warnings():  # that there is a newer version; where it matters, make raises too
             warnings.simplefilter("ignore", DeprecationWarning)
-            env = gym.make(env_id, disable_env_checker=True, **kwargs)
-            if render and "rgb_array" in env.metadata.get("render_modes", []):
-                env.close()
-                env = gym.make(env_id, disable_env_checker=True, **{"render_mode": "rgb_array", **kwargs})
+            return gym.make(env_id, disable_env_checker=True, **kwargs)
     except gym.error.DependencyNotInstalled as error:
         raise Refusal(f"--env-id {env_id} needs a package that is not installed: {one_line(error)}") from None
     except Exception as error:  # whatever the environment's own code raises
         reason = one_line(error)
         raise Refusal(f"--env-id {env_id} with --env-kwargs {env_kwargs} cannot be made: {reason}") from None
-    return FlatEnv(env, seed, index, stream)
