@@ -1,4 +1,4 @@
-"""PPO with a categorical policy, for Gymnasium environments with Discrete, MultiDiscrete, MultiBinary actions.
+"""PPO with a categorical policy, for Gymnasium environments whose actions are choices.
 
 Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) collects a rollout, estimates how much
 better than expected each action was, and takes several epochs of gradient steps on that one rollout. The idea

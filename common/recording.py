@@ -143,7 +143,7 @@ class Recording:
 
     def _render(self, env: gym.Env) -> None:
         if env.render_mode != "rgb_array":
-            raise ValueError('the environment was made without render_mode="rgb_array"')
+            raise ValueError(getattr(env, "unrendered", 'it was made without render_mode="rgb_array"'))
         # Not tried: where another library has brought OpenGL in, MuJoCo then aborts the process.
         mujoco = "mujoco" in type(env.unwrapped).__module__
         if mujoco and no_display() and not os.environ.get("MUJOCO_GL"):

@@ -2,7 +2,7 @@
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 from common.envs import make_env
 
@@ -17,9 +17,13 @@ SPACES = {
     "discrete": Discrete(3),
     "discrete from 5": Discrete(3, start=5),
     "image": Box(0, 255, (8, 8, 3), np.uint8),
+    "text": Text(3),
+    "dict with image": Dict({"camera": Dict({"left": Box(0, 255, (4, 4), np.uint8)}), "speed": Discrete(2)}),
     "tuple": Tuple([Discrete(2), Discrete(3)]),
     "dict": Dict({"a": Discrete(2), "b": Box(-1.0, 1.0, (2,))}),
     "multidiscrete": MultiDiscrete([2, 3]),
+    "multidiscrete from": MultiDiscrete(np.array([[2, 3], [1, 4]]), start=np.array([[-1, 2], [5, 1]])),
+    "multibinary": MultiBinary([2, 3]),
 }
 
 
@@ -115,6 +119,27 @@ class Spaces(gym.Env):
         return self.last, 1.0, len(self.received) % 4 == 0, False, {}
 
 
+class Masked(Probe):
+    """Of four actions every second is allowed, the others at the next step; a forbidden one is an error."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.action_space = Discrete(4)
+
+    def allowed(self):
+        return (np.arange(4) % 2 == self.steps % 2).astype(np.int8)
+
+    def reset(self, **kwargs):
+        return super().reset(**kwargs)[0], {"action_mask": self.allowed()}
+
+    def step(self, action):
+        assert self.allowed()[action], f"action {action} is forbidden"
+        return *super().step(action)[:4], {"action_mask": self.allowed()}
+
+    def advance(self, action):
+        return float(action), self.steps == 5, False
+
+
 class OneStep(Probe):
     """One step, reward 1: V = 1."""
 
@@ -180,7 +205,7 @@ class TimeLimited(Probe):
 
 
 for cls, limit in (
-    (Scripted, None), (Broken, None), (Spaces, None),
+    (Scripted, None), (Broken, None), (Spaces, None), (Masked, None),
     (OneStep, None), (ByObservation, None), (TwoStep, None), (ByAction, None), (TimeLimited, 5),
 ):  # fmt: skip
     if f"Probe{cls.__name__}-v0" not in gym.registry:

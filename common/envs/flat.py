@@ -207,8 +207,8 @@ def make_env(
     """`gymnasium.make(env_id, **env_kwargs)` as a FlatEnv; `env_kwargs` is a JSON object.
 
     With `render`, it is made so that `env.render()` returns an image, where the environment offers that and
-    can; `unrendered` says why not. Made inside of a script's `train`, it is closed at the latest when that ends. Raises Refusal, in one
-    sentence, for whatever keeps the environment from being made.
+    can; `unrendered` says why not. Made inside of a script's `train`, it is closed at the latest when that
+    ends. Raises Refusal, in one sentence, for whatever keeps the environment from being made.
     """
     try:
         kwargs = json.loads(env_kwargs)
