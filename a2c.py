@@ -173,10 +173,9 @@ class Agent(nn.Module):
 class Rollout(NamedTuple):
     """What happened, T = num_steps in N = num_envs environments. `next_obs` is what the step returned, before
     any reset; `obs[t + 1]` is where the environment stood then: the same, or the next episode's start."""
-
     obs: Tensor  # float32[T + 1, N, obs_dim]
     next_obs: Tensor  # float32[T, N, obs_dim]
-    action: Tensor  # as sampled: float32[T, N, action_dim] for Box, int64[T, N] for Discrete
+    action: Tensor  # as sampled: float32[T, N, action_dim] for Box, int64 for choices
     reward: Tensor  # float32[T, N]
     terminated: Tensor  # bool[T, N]: the task is over, as in a fall
     truncated: Tensor  # bool[T, N]: the clock ran out, and the task would have gone on
@@ -246,9 +245,8 @@ def a2c_loss(
 
 
 def flatten_parameters(agent: Agent) -> nn.Parameter:
-    """One vector of all parameters and, as its .grad, one of their gradients; each parameter becomes a view.
-    Clearing, clipping and stepping are then one call each, not a dozen: on networks this small a call costs
-    more than its arithmetic. Clear it by `flat.grad.zero_()`: `zero_grad()` would drop the views."""
+    """One vector of all parameters, and of their gradients as its .grad; each parameter becomes a view. To
+    clear, clip or step is then one call, not a dozen. Not `zero_grad()`, though: it would drop the views."""
     parameters = list(agent.parameters())
     sizes = [p.numel() for p in parameters]
     flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
@@ -302,7 +300,6 @@ def train(args: Args) -> Agent:
     action_noise = RandomStream(args.seed, "action")
     for env in envs:
         env.reset()
-
     T, N = args.num_steps, args.num_envs
     num_iterations = args.total_timesteps // (T * N)
 
@@ -346,16 +343,12 @@ def train(args: Args) -> Agent:
 
         unexplained = (returns - value).var(correction=0) / returns.var(correction=0)
         metrics = {
-            "iteration": iteration,
-            "global_step": iteration * T * N,
-            "episodes": len(finished),
+            "iteration": iteration, "global_step": iteration * T * N, "episodes": len(finished),
             "episodic_return": mean([score for score, _ in finished]),
             "episodic_length": mean([length for _, length in finished]),
-            "value_at_time_limit": value_at_time_limit,
-            **losses,
-            "explained_variance": (1 - unexplained).item(),
-            "learning_rate": optimizer.param_groups[0]["lr"],
-        }
+            "value_at_time_limit": value_at_time_limit, **losses,
+            "explained_variance": (1 - unexplained).item(), "learning_rate": optimizer.param_groups[0]["lr"],
+        }  # fmt: skip
         run.log(metrics)
         run.save(iteration, state)
         run.stop_if_asked()

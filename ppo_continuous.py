@@ -11,7 +11,6 @@ clipped surrogate keeps it close by paying nothing more once a probability ratio
     python ppo_continuous.py --resume runs/NAME        # go on after Ctrl-C, to the same bytes
     python ppo_continuous.py --eval-only runs/NAME     # play the saved policy
     python -m rerun runs/NAME/recording.rrd            # watch it
-    python -m common.compare runs                      # compare runs
 """
 
 import math
@@ -172,10 +171,9 @@ class Agent(nn.Module):
 class Rollout(NamedTuple):
     """What happened, T = num_steps in N = num_envs environments. `next_obs` is what the step returned, before
     any reset; `obs[t + 1]` is where the environment stood then: the same, or the next episode's start."""
-
     obs: Tensor  # float32[T + 1, N, obs_dim]
     next_obs: Tensor  # float32[T, N, obs_dim]
-    action: Tensor  # as sampled: float32[T, N, action_dim] for Box, int64[T, N] for Discrete
+    action: Tensor  # as sampled: float32[T, N, action_dim] for Box, int64 for choices
     reward: Tensor  # float32[T, N]
     terminated: Tensor  # bool[T, N]: the task is over, as in a fall
     truncated: Tensor  # bool[T, N]: the clock ran out, and the task would have gone on
@@ -183,7 +181,6 @@ class Rollout(NamedTuple):
 
 class Batch(NamedTuple):
     """A rollout flattened to T * N rows, with what the update must know of the policy that collected it."""
-
     obs: Tensor
     action: Tensor
     log_prob: Tensor
@@ -270,9 +267,8 @@ def ppo_loss(
 
 
 def flatten_parameters(agent: Agent) -> nn.Parameter:
-    """One vector of all parameters and, as its .grad, one of their gradients; each parameter becomes a view.
-    Clearing, clipping and stepping are then one call each, not a dozen: on networks this small a call costs
-    more than its arithmetic. Clear it by `flat.grad.zero_()`: `zero_grad()` would drop the views."""
+    """One vector of all parameters, and of their gradients as its .grad; each parameter becomes a view. To
+    clear, clip or step is then one call, not a dozen. Not `zero_grad()`, though: it would drop the views."""
     parameters = list(agent.parameters())
     sizes = [p.numel() for p in parameters]
     flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
@@ -340,7 +336,6 @@ def train(args: Args) -> Agent:
     action_noise, minibatch_order = RandomStream(args.seed, "action"), RandomStream(args.seed, "minibatch")
     for env in envs:
         env.reset()
-
     T, N = args.num_steps, args.num_envs
     num_iterations = args.total_timesteps // (T * N)
 
@@ -379,7 +374,7 @@ def train(args: Args) -> Agent:
         )
 
         rows = (obs[:T], action, log_prob, value, advantages, returns)
-        batch = Batch._make(x.flatten(0, 1) for x in rows)
+        batch = Batch(*(x.flatten(0, 1) for x in rows))
         losses = update(agent, parameters, optimizer, batch, minibatch_order, args)
         require_finite(iteration, loss=torch.tensor(losses["loss"]), parameter=parameters)
         if args.norm_obs:
@@ -387,17 +382,13 @@ def train(args: Args) -> Agent:
 
         unexplained = (returns - value).var(correction=0) / returns.var(correction=0)
         metrics = {
-            "iteration": iteration,
-            "global_step": iteration * T * N,
-            "episodes": len(finished),
+            "iteration": iteration, "global_step": iteration * T * N, "episodes": len(finished),
             "episodic_return": mean([score for score, _ in finished]),
             "episodic_length": mean([length for _, length in finished]),
-            "value_at_time_limit": value_at_time_limit,
-            **losses,
+            "value_at_time_limit": value_at_time_limit, **losses,
             "log_std": agent.log_std.mean().item(),
-            "explained_variance": (1 - unexplained).item(),
-            "learning_rate": optimizer.param_groups[0]["lr"],
-        }
+            "explained_variance": (1 - unexplained).item(), "learning_rate": optimizer.param_groups[0]["lr"],
+        }  # fmt: skip
         run.log(metrics)
         run.save(iteration, state)
         run.stop_if_asked()

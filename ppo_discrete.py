@@ -11,7 +11,6 @@ clipped surrogate keeps it close by paying nothing more once a probability ratio
     python ppo_discrete.py --resume runs/NAME        # go on after Ctrl-C, to the same bytes
     python ppo_discrete.py --eval-only runs/NAME     # play the saved policy
     python -m rerun runs/NAME/recording.rrd          # watch it
-    python -m common.compare runs                    # compare runs
 """
 
 import math
@@ -23,7 +22,6 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
-from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
 from common.cli import check, check_ranges, command_line, flag, load_checkpoint, parse_args
@@ -165,18 +163,16 @@ class Agent(nn.Module):
         """Log-probability of actions (...,) and the entropy (...,) of the policy there."""
         choices = self.logits(obs).split(self.choices, -1)
         actions = action.view(*obs.shape[:-1], len(choices)).unbind(-1)
-        log_probs = [categorical_log_prob(*pair) for pair in zip(choices, actions, strict=True)]
-        entropies = [categorical_entropy(logits) for logits in choices]
-        return reduce(torch.add, log_probs), reduce(torch.add, entropies)
+        log_prob = reduce(torch.add, map(categorical_log_prob, choices, actions))
+        return log_prob, reduce(torch.add, map(categorical_entropy, choices))
 
 
 class Rollout(NamedTuple):
     """What happened, T = num_steps in N = num_envs environments. `next_obs` is what the step returned, before
     any reset; `obs[t + 1]` is where the environment stood then: the same, or the next episode's start."""
-
     obs: Tensor  # float32[T + 1, N, obs_dim]
     next_obs: Tensor  # float32[T, N, obs_dim]
-    action: Tensor  # as sampled: float32[T, N, action_dim] for Box, int64[T, N] for Discrete
+    action: Tensor  # as sampled: float32[T, N, action_dim] for Box, int64 for choices
     reward: Tensor  # float32[T, N]
     terminated: Tensor  # bool[T, N]: the task is over, as in a fall
     truncated: Tensor  # bool[T, N]: the clock ran out, and the task would have gone on
@@ -184,7 +180,6 @@ class Rollout(NamedTuple):
 
 class Batch(NamedTuple):
     """A rollout flattened to T * N rows, with what the update must know of the policy that collected it."""
-
     obs: Tensor
     action: Tensor
     log_prob: Tensor
@@ -271,9 +266,8 @@ def ppo_loss(
 
 
 def flatten_parameters(agent: Agent) -> nn.Parameter:
-    """One vector of all parameters and, as its .grad, one of their gradients; each parameter becomes a view.
-    Clearing, clipping and stepping are then one call each, not a dozen: on networks this small a call costs
-    more than its arithmetic. Clear it by `flat.grad.zero_()`: `zero_grad()` would drop the views."""
+    """One vector of all parameters, and of their gradients as its .grad; each parameter becomes a view. To
+    clear, clip or step is then one call, not a dozen. Not `zero_grad()`, though: it would drop the views."""
     parameters = list(agent.parameters())
     sizes = [p.numel() for p in parameters]
     flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
@@ -311,16 +305,14 @@ def update(
 def check_args(args: Args, env: FlatEnv) -> None:
     """Raise Refusal, before anything has started, for settings that cannot work."""
     check_ranges(args)
-    space, rows, minibatches = env.action_space, args.num_envs * args.num_steps, args.num_minibatches
-    kind = f"--env-id {args.env_id} has {type(space).__name__} actions"
-    takes = f"{SCRIPT}.py takes Discrete, MultiDiscrete or MultiBinary"
-    fits = isinstance(space, (Discrete, MultiDiscrete, MultiBinary))
-    check(fits, f"{kind}, {takes}: ppo_continuous.py takes Box")
+    rows, minibatches, total = args.num_envs * args.num_steps, args.num_minibatches, args.total_timesteps
+    kind = f"--env-id {args.env_id} has {type(env.action_space).__name__} actions"
+    takes = f"{SCRIPT}.py takes Discrete, MultiDiscrete and MultiBinary: ppo_continuous.py takes Box"
+    check(len(env.choices) > 0, f"{kind}, {takes}")
     fit = math.gcd(rows, minibatches) % rows or 1  # never one row a minibatch
     check(rows % minibatches == 0, f"--num-minibatches {minibatches} does not divide {rows} rows: {fit} does")
     wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
     check(rows > minibatches or not args.norm_adv, f"--norm-adv needs 2 rows in a minibatch: give {wider}")
-    total = args.total_timesteps
     check(total >= rows, f"--total-timesteps {total} is less than one rollout: give {rows} or more")
     check(not (args.break_ and args.break_reset), "--break and --break-reset: give only one of the two")
 
@@ -342,7 +334,6 @@ def train(args: Args) -> Agent:
     action_noise, minibatch_order = RandomStream(args.seed, "action"), RandomStream(args.seed, "minibatch")
     for env in envs:
         env.reset()
-
     T, N = args.num_steps, args.num_envs
     num_iterations = args.total_timesteps // (T * N)
 
@@ -382,7 +373,7 @@ def train(args: Args) -> Agent:
         )
 
         rows = (obs[:T], action, log_prob, value, advantages, returns)
-        batch = Batch._make(x.flatten(0, 1) for x in rows)
+        batch = Batch(*(x.flatten(0, 1) for x in rows))
         losses = update(agent, parameters, optimizer, batch, minibatch_order, args)
         require_finite(iteration, loss=torch.tensor(losses["loss"]), parameter=parameters)
         if args.norm_obs:
@@ -390,16 +381,12 @@ def train(args: Args) -> Agent:
 
         unexplained = (returns - value).var(correction=0) / returns.var(correction=0)
         metrics = {
-            "iteration": iteration,
-            "global_step": iteration * T * N,
-            "episodes": len(finished),
+            "iteration": iteration, "global_step": iteration * T * N, "episodes": len(finished),
             "episodic_return": mean([score for score, _ in finished]),
             "episodic_length": mean([length for _, length in finished]),
-            "value_at_time_limit": value_at_time_limit,
-            **losses,
-            "explained_variance": (1 - unexplained).item(),
-            "learning_rate": optimizer.param_groups[0]["lr"],
-        }
+            "value_at_time_limit": value_at_time_limit, **losses,
+            "explained_variance": (1 - unexplained).item(), "learning_rate": optimizer.param_groups[0]["lr"],
+        }  # fmt: skip
         run.log(metrics)
         run.save(iteration, state)
         run.stop_if_asked()

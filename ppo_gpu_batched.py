@@ -393,9 +393,8 @@ class Agent(nn.Module):
 
 
 def flatten_parameters(agent: Agent) -> nn.Parameter:
-    """One vector of all parameters and, as its .grad, one of their gradients; each parameter becomes a view.
-    Clearing, clipping and stepping are then one call each, not a dozen: on networks this small a call costs
-    more than its arithmetic. Clear it by `flat.grad.zero_()`: `zero_grad()` would drop the views."""
+    """One vector of all parameters, and of their gradients as its .grad; each parameter becomes a view. To
+    clear, clip or step is then one call, not a dozen. Not `zero_grad()`, though: it would drop the views."""
     parameters = list(agent.parameters())
     sizes = [p.numel() for p in parameters]
     flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
