@@ -160,7 +160,7 @@ class Agent(nn.Module):
     def env_action(self, action: Tensor) -> np.ndarray:
         """What the environment is given: the index, or the vector clipped to its bounds in their own type."""
         action = action.cpu().numpy()
-        return action if self.discrete else action.astype(self.low.dtype).clip(self.low, self.high)
+        return action if self.discrete else action.clip(self.low, self.high)
 
     def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of actions (...,) and the entropy of the policy, (...,) or for the Gaussian ()."""

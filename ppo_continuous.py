@@ -152,11 +152,11 @@ class Agent(nn.Module):
         return through(self.critic, obs).squeeze(-1)
 
     def env_action(self, action: Tensor) -> np.ndarray:
-        """What the environment is given: clipped to its bounds, or with `squash` mapped onto them, and in
-        their own type: the float32 next to 0.1 lies outside of a float64 space that ends there."""
+        """What the environment is given: clipped to its bounds, or with `squash` mapped onto them. It is in
+        the bounds' own type: the float32 next to 0.1 lies outside of a float64 space that ends there."""
         if self.squash:
             action = self.half_range * (torch.tanh(action) + 1)
-        action = action.cpu().numpy().astype(self.low.dtype) + (self.low if self.squash else 0)
+        action = action.cpu().numpy() + (self.low if self.squash else 0)
         return action.clip(self.low, self.high)
 
     def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,7 @@ def plain(tmp_path_factory):
 
 
 @pytest.mark.parametrize("odd", ALIKE, ids=lambda cls: cls.__name__)
-def test_what_is_odd_and_legal_trains_to_the_same_weights(script, plain, odd, tmp_path):
+def test_what_is_odd_and_legal_trains_to_the_same_weights(script, plain, odd, tmp_path, capsys):
     """Fails, each for an environment of its own: with what was returned kept and not copied; with torch given
     another byte order or a negative stride; with seeds of 32 bits; with an array taken for a truth value;
     with the environment's copy of an action kept for the replay; and (nothing_stays_open) with one not closed
@@ -53,6 +53,7 @@ def test_what_is_odd_and_legal_trains_to_the_same_weights(script, plain, odd, tm
     script.train(odd_args(script, tmp_path, odd.__name__, eval_episodes=1))
     for name, weight in load(tmp_path)["state"]["agent"].items():
         assert torch.equal(weight, plain(script)[name]), name
+    assert "closing" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("odd", ["SharedBuffer", "OtherBytes", "Backwards", "KeepsItsActions"])
@@ -81,7 +82,7 @@ def test_one_instance_at_a_time_is_enough(script, tmp_path):
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("squash", [False, True])
 def test_actions_lie_in_the_space_in_its_own_dtype(dtype, squash, tmp_path):
-    """Fails with actions clipped in float32 and cast afterwards."""
+    """Fails with bounds of float32, which are those of another space."""
     args = tiny_args(
         ppo_continuous, tmp_path, env_id="OddStrictBounds-v0", env_kwargs=json.dumps({"dtype": dtype}),
         squash=squash, log_std_init=1.0,

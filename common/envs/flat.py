@@ -88,9 +88,10 @@ class FlatEnv(gym.Wrapper):
         if not isinstance(space, Box):  # left for the script to refuse: it knows which kind it needs
             return lambda action: action
         self.action_shape, self.action_dtype = (math.prod(space.shape),), torch.float32
-        exact = np.result_type(space.dtype, np.float16)  # its own type, or one that holds its integers
-        self.low, self.high = space.low.reshape(-1).astype(exact), space.high.reshape(-1).astype(exact)
-        round_ = np.rint if np.issubdtype(space.dtype, np.integer) else np.array  # both copy
+        integers = np.issubdtype(space.dtype, np.integer)
+        exact = np.float64 if integers else space.dtype  # float64 holds the integers, and their differences
+        self.low, self.high = (bound.reshape(-1).astype(exact) for bound in (space.low, space.high))
+        round_ = np.rint if integers else np.array  # both copy
         return lambda action: round_(action).astype(space.dtype).reshape(space.shape)
 
     def reset(self, **kwargs) -> tuple[np.ndarray, dict]:
@@ -110,7 +111,7 @@ class FlatEnv(gym.Wrapper):
         return self.obs, info
 
     def step(self, action) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self.actions.append(np.array(action))
+        self.actions.append(action)
         self.episodic_length += 1
         try:
             obs, reward, terminated, truncated, info = self.env.step(self.convert(action))
@@ -145,7 +146,7 @@ class FlatEnv(gym.Wrapper):
         return native(obs if isinstance(space, Box) else flatten(space, obs))
 
     def _observe(self, info: dict) -> None:
-        self.obs = self.raw_obs.reshape(-1).astype(np.float32)  # a copy too
+        self.obs = self.raw_obs.reshape(-1).astype(np.float32, copy=False)
         if self.mask:
             mask = info.get("action_mask")
             check(
