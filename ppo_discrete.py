@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from common.cli import check, check_ranges, command_line, flag, load_checkpoint, parse_args
 from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
-from common.run_log import Run, mean, report_evaluation, require_finite
+from common.metrics import mean, report_evaluation, require_finite
+from common.run_folder import Run
 from common.seeding import RandomStream, initial_weights, restores_process
 
 SCRIPT = Path(__file__).stem
@@ -378,7 +379,8 @@ def train(args: Args) -> Agent:
         run.save(iteration, state)
         run.stop_if_asked()
 
-    run.finish(*evaluate(agent, args, run.film))
+    run.finish()
+    run.report(*evaluate(agent, args, run.film))
     return agent
 
 

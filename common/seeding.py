@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import numpy as np
 import torch
 
+from common.process import restores_process as restores_process
+
 STREAMS = ("init", "action", "minibatch", "env", "eval", "reset")
-Function = TypeVar("Function", bound=Callable)
 
 
 def derive_seed(seed: int, stream: str, *index: int) -> int:
@@ -59,23 +56,3 @@ def initial_weights(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "init"))
         yield
-
-
-def restores_process(function: Function) -> Function:
-    """A decorator: when `function` returns or raises, torch's thread count and the handlers of SIGINT and
-    SIGTERM are what they were before the call."""
-
-    @functools.wraps(function)
-    def wrapper(*args, **kwargs):
-        threads = torch.get_num_threads()
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)} if in_main_thread else {}
-        try:
-            return function(*args, **kwargs)
-        finally:
-            torch.set_num_threads(threads)
-            for number, handler in handlers.items():
-                if handler is not None:  # None: set by another language, and not Python's to put back
-                    signal.signal(number, handler)
-
-    return wrapper

@@ -25,7 +25,7 @@ from gymnasium.spaces import Box, Discrete
 
 from common.cli import NOT_TRAINING, command, parse_args, saved_args
 from common.envs import make_env
-from common.run_log import Run
+from common.run_folder import Run
 from tests.conftest import ROOT, SCRIPTS, load
 from tests.run_envs import ACTIONS, OBSERVATIONS, actions_of, fields, small, training_changes, walk
 
@@ -188,7 +188,7 @@ assert before == (torch.get_rng_state().tolist(), random.getstate(), str(numpy.r
 assert torch.get_num_threads() == 2
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-assert not {{"rerun", "matplotlib", "stable_baselines3", "common.recording"}} & set(sys.modules)
+assert not {{"rerun", "matplotlib", "stable_baselines3"}} & set(sys.modules)
 """
     assert program("-B", "-c", code, cwd=tmp_path) == (0, "", "")
     assert list(tmp_path.iterdir()) == []

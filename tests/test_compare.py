@@ -22,7 +22,7 @@ def make_run(folder, script="a2c", env_id="E-v0", finished=True, evaluation=500.
     summary = {
         "script": script, "env_id": env_id, "seed": args["seed"], "args": args,
         "sps": 12345, "global_step": 2048,
-        "eval_return_mean": evaluation, "train_return_mean": 20.0, "value_at_time_limit": None,
+        "eval_return_mean": evaluation, "eval_returns": [] if evaluation is None else [evaluation], "train_return_mean": 20.0, "value_at_time_limit": None,
     }  # fmt: skip
     if finished:
         (folder / "summary.json").write_text(json.dumps(summary))

@@ -26,10 +26,11 @@ import numpy as np
 import pytest
 import torch
 
-import common.run_log
+import common.console
 from common.cli import NOT_TRAINING, saved_args
 from common.envs import make_env
-from common.run_log import Run, canonical
+from common.files import canonical
+from common.run_folder import Run
 from tests.conftest import ROOT, load, metrics
 from tests.run_envs import actions_of, fields, small, training_changes, walk
 
@@ -130,8 +131,8 @@ def test_same_seed_same_bytes(script, whole, change, tmp_path):
 def test_progress_and_randomness_elsewhere_leave_no_trace(script, whole, tmp_path, monkeypatch):
     """Fails with a progress row that draws a random number from a training stream, and with action noise
     from torch's own generator."""
-    monkeypatch.setattr(common.run_log, "CONSOLE_ROWS", 1)
-    monkeypatch.setattr(common.run_log, "ROW_SECONDS", math.inf)
+    monkeypatch.setattr(common.console, "CONSOLE_ROWS", 1)
+    monkeypatch.setattr(common.console, "ROW_SECONDS", math.inf)
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
     script.train(small(script, tmp_path / "again"))
     assert checkpoint_bytes(tmp_path / "again") == checkpoint_bytes(whole)
