@@ -198,7 +198,7 @@ class Recording:
 def open_recording(
     path: Path, title: str, total_steps: int, lines: list[dict], warn: Callable[[str], None], watch: bool
 ) -> Recording | None:
-    """A Recording that begins with the metrics `lines`; None, and a line to `warn`, where there can be none."""
+    """A Recording that begins with the metrics `lines`; None, and a line to `warn`, where none can be."""
     try:
         recording = Recording(path, title, total_steps, warn, watch)
     except ImportError:
