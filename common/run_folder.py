@@ -22,7 +22,7 @@ from common.console import ProgressTable, evaluation_line, header, say
 from common.files import finite_or_none, new_folder, write_atomically, write_checkpoint, write_json
 from common.metrics import evaluation_summary, read_metrics, read_summary, train_summary
 from common.process import on_failure
-from common.recording import Recording, open_recording
+from common.recording import open_recording
 from common.rerun_io import watch_command
 
 
@@ -50,8 +50,7 @@ class Run:
         self.finished = first == self.num_iterations == summary["iterations"]
         self.signal, self.stopping = 0, 0  # the one that asked the run to stop; the one it stops for
         self.training = True
-        self.metrics = None
-        self.recording: Recording | None = None
+        self.metrics = self.recording = None
         on_failure(self.explain)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._on_signal)
@@ -65,9 +64,9 @@ class Run:
             done = f"{self.folder} has done {first:,} of {self.num_iterations:,} iterations"
             say(f"{done}, {'and is finished: --total-timesteps extends it' if self.finished else 'going on'}")
         if args.rerun:
-            path, title = self.folder / "recording.rrd", f"{script} {args.env_id} seed {args.seed}"
-            steps = self.num_iterations * self.batch_size
-            self.recording = open_recording(path, title, steps, self.lines, say, args.watch)
+            title, steps = f"{script} {args.env_id} seed {args.seed}", self.num_iterations * self.batch_size
+            recording = self.folder / "recording.rrd"
+            self.recording = open_recording(recording, title, steps, self.lines, say, args.watch)
         self.table, self.shown = ProgressTable(self.num_iterations, first), len(self.lines)
         self.first_step = first * self.batch_size
         self.seconds_before = self.lines[-1]["seconds"] if self.lines else 0.0
@@ -171,6 +170,8 @@ class Run:
         name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
         if self.signal or not self.training:  # the second time, or with the last checkpoint already written
             say(f"\nstopped at once; the last checkpoint stays\nresume   {self.resume_command()}")
+            if self.recording:
+                self.recording.close()  # left open, it would be waited for when Python ends
             raise Interrupted(128 + number)
         self.signal = number
         say(f"\n{name}: finishing this iteration, then saving (once more stops at once)")
@@ -237,10 +238,8 @@ class Run:
         if self.training:
             return cli.EnvironmentFailed(f"iteration {self.iteration + 1}: {error}\n{self._what_stays()}")
         evaluate = shlex.join([*cli.start(self.script), "--eval-only", str(self.folder)])
-        return cli.EnvironmentFailed(
-            f"{error}\ntraining is complete and saved; summary.json stands without an evaluation\n"
-            f"evaluate {evaluate}"
-        )
+        stands = "training is complete and saved; summary.json stands without an evaluation"
+        return cli.EnvironmentFailed(f"{error}\n{stands}\nevaluate {evaluate}")
 
     def close(self) -> None:
         """Close the files; the recording is complete from here on."""
