@@ -232,7 +232,8 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
 def test_a_file_that_is_never_completed_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches a run that hangs at its end, then or when Python ends (broken: disconnect called bare; unregister_shutdown not called)."""
+    """Catches a run that hangs at its end, then or when Python ends (broken: disconnect called bare;
+    unregister_shutdown not called)."""
     import rerun
 
     ended: list[str] = []
