@@ -30,8 +30,9 @@ from torch import Tensor, nn
 
 from common.cli import check, check_ranges, command_line, flag, load_checkpoint, parse_args
 from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
+from common.metrics import mean, report_evaluation, require_finite
 from common.process import restores_process
-from common.run_log import Run, mean, report_evaluation, require_finite
+from common.run_folder import Run
 from common.seeding import RandomStream, initial_weights
 
 SCRIPT = Path(__file__).stem
@@ -355,7 +356,8 @@ def train(args: Args) -> Agent:
 
     for env in envs:
         env.close()
-    run.finish(*evaluate(agent, args, run.film))
+    run.finish()
+    run.report(*evaluate(agent, args, run.film))
     return agent
 
 

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from common.cli import check, check_ranges, command_line, flag, load_checkpoint, parse_args
 from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
+from common.metrics import mean, report_evaluation, require_finite
 from common.process import restores_process
-from common.run_log import Run, mean, report_evaluation, require_finite
+from common.run_folder import Run
 from common.seeding import RandomStream, initial_weights
 
 SCRIPT = Path(__file__).stem
@@ -130,8 +131,7 @@ class Agent(nn.Module):
         self.masked = args.mask_actions
 
     def logits(self, obs: Tensor) -> Tensor:
-        """(..., obs_dim) -> (..., all options). The lowest number makes a forbidden one's probability 0, and
-        being finite, 0 log 0 is 0."""
+        """(..., obs_dim) -> (..., options). The lowest number makes one impossible, and 0 log 0 finite: 0."""
         logits = through(self.actor, obs)
         if self.masked:  # the mask is the end of the observation
             allowed = obs[..., -logits.shape[-1] :] > 0
@@ -393,7 +393,8 @@ def train(args: Args) -> Agent:
 
     for env in envs:
         env.close()
-    run.finish(*evaluate(agent, args, run.film))
+    run.finish()
+    run.report(*evaluate(agent, args, run.film))
     return agent
 
 

@@ -33,8 +33,9 @@ from torch import Tensor, nn
 from common.cli import check, check_ranges, command_line, flag, load_checkpoint, parse_args
 from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
 from common.envs.batched import BATCHED_ENVS, BatchedEnv, make_batched_env
+from common.metrics import report_evaluation, require_finite
 from common.process import restores_process
-from common.run_log import Run, report_evaluation, require_finite
+from common.run_folder import Run
 from common.seeding import RandomStream, initial_weights
 
 SCRIPT = Path(__file__).stem
@@ -565,7 +566,8 @@ def train(args: Args) -> Agent:
         run.save(iteration, state)
         run.stop_if_asked()
 
-    run.finish(*evaluate(agent, args, run.film), captured=captured)
+    run.finish(captured=captured)
+    run.report(*evaluate(agent, args, run.film))
     return agent
 
 

@@ -18,6 +18,7 @@ os.environ.setdefault("PYTHON_TYRO_UTF8_BOXES", "False")  # tyro reads it when i
 import tyro
 
 flag = tyro.conf.arg
+ROOT = Path(__file__).parent.parent
 
 # The flags that do not shape training: a checkpoint does not hold them, and a resumed run may change them.
 NOT_TRAINING = (
@@ -38,6 +39,11 @@ class EnvironmentFailed(RuntimeError):
     """The environment's own code raised."""
 
 
+class CannotWrite(OSError):
+    """A file of the run cannot be written: one sentence that says which, why and what stays; where the run
+    can be resumed, the line that does it follows."""
+
+
 def check(condition: bool, sentence: str) -> None:
     """Raise Refusal(sentence) unless `condition` holds."""
     if not condition:
@@ -55,15 +61,32 @@ def one_line(error: BaseException) -> str:
     return textwrap.shorten(text.encode("ascii", "replace").decode(), 240, placeholder=" ...")
 
 
+def cannot_write(path: Path, error: OSError, stays: str) -> CannotWrite:
+    """The CannotWrite that says why `path` cannot be written and what `stays`."""
+    return CannotWrite(f"{path} cannot be written ({error.strerror or one_line(error)}): {stays}")
+
+
 def flag_name(field: str) -> str:
     """The flag of a field: "gae_lambda" -> "--gae-lambda", "break_" -> "--break"."""
     return "--" + field.rstrip("_").replace("_", "-")
 
 
+def script_file(script: str) -> str:
+    """Where a script lies: "a2c" -> "a2c.py", and one of the variants -> "variants/NAME.py"."""
+    variant = f"variants/{script}.py"
+    return variant if (ROOT / variant).is_file() else f"{script}.py"
+
+
+def start(script: str) -> list[str]:
+    """The words that start a script; one of the variants is started as a module, so that it finds common/."""
+    file = script_file(script)
+    return ["python", file] if "/" not in file else ["python", "-m", f"variants.{script}"]
+
+
 def command(script: str, args: Any, **changes: Any) -> str:
     """The command line of `args` with `changes`: the seed, and every training flag off its default."""
     defaults = training_args(type(args)())
-    words = ["python", f"{script}.py", "--seed", str(args.seed)]
+    words = [*start(script), "--seed", str(args.seed)]
     for name, value in {**training_args(args), **changes}.items():
         if name == "seed" or value == defaults[name]:
             continue
@@ -101,13 +124,14 @@ def check_ranges(args: Any) -> None:
 def read_checkpoint(folder: str | Path, script: str, flag: str) -> dict[str, Any]:
     """The checkpoint in a run's folder. Raises Refusal where there is none, or it is another script's."""
     path = Path(folder) / "checkpoint.pt"
-    check(path.is_file(), f"{flag} {folder} has no checkpoint.pt: give it the folder of a run")
+    begin = f", or --out {folder} to begin one there" if flag == "--resume" else ""
+    check(path.is_file(), f"{flag} {folder} has no checkpoint.pt: give it the folder of a run{begin}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         owner = checkpoint["script"]
     except Exception as error:
         raise Refusal(f"{flag} {folder}: its checkpoint.pt cannot be read ({one_line(error)})") from None
-    check(owner == script, f"{flag} {folder} is a run of {owner}.py: use that script for it")
+    check(owner == script, f"{flag} {folder} is a run of {script_file(owner)}: use that script for it")
     return checkpoint
 
 
@@ -149,13 +173,15 @@ def parse_args(args_class: type, script: str, doc: str) -> Any:
 @contextmanager
 def command_line() -> Iterator[None]:
     """Around a script's main: a refusal is its sentence on stderr and exit status 2; a run that stopped at a
-    non-finite number, its sentence and 1; Ctrl-C before training has begun, 130."""
+    non-finite number or could not write a file, its sentence and 1; Ctrl-C before training has begun, 130."""
     try:
         yield
     except Refusal as refusal:
         print(refusal, file=sys.stderr)
         sys.exit(2)
-    except NonFinite as stop:
+    except (NonFinite, CannotWrite, EnvironmentFailed) as stop:
+        if isinstance(stop, EnvironmentFailed) and not isinstance(stop.__cause__, Refusal):
+            raise  # its own traceback says where
         print(stop, file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

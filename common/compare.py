@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import glob
 import itertools
-import json
+import math
+import re
 import statistics
 import sys
 import time
@@ -18,9 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.cli import flag_name, one_line
-from common.run_log import fixed, mean, read_metrics, watch_command
+from common.console import fixed
+from common.metrics import mean, read_metrics, read_summary
+from common.recording import BLUE, GREEN, GREY, ORANGE, PLOTS, TIMELINE, plot, shown_plots
+from common.rerun_io import complete, import_rerun, in_time, watch_command
 
 UNFINISHED = "unfinished"
+COLORS = (BLUE, ORANGE, GREEN, 0xE56B8AFF, 0xB59CF0FF, 0xE8D35BFF, 0x63D2CFFF, GREY)  # of groups overlaid
 
 
 class Finished(NamedTuple):
@@ -43,8 +48,7 @@ def find_runs(patterns: list[str]) -> list[Path]:
 
 def read_run(folder: Path) -> Finished | None:
     """The run with its summary; None where there is none yet, or training has gone on beyond it."""
-    path = folder / "summary.json"
-    summary = json.loads(path.read_text("utf-8")) if path.exists() else None
+    summary = read_summary(folder)
     lines = read_metrics(folder)
     if summary is None or (lines and lines[-1]["global_step"] > summary["global_step"]):
         return None
@@ -116,12 +120,62 @@ def fresh_file() -> Path:
     return next(path for path in paths if not path.exists())
 
 
+def write_overlay(path: Path, title: str, groups: dict[str, list[list[dict]]]) -> None:
+    """Overlay groups of runs in a new file at `path`. groups: {its name: [its runs' metrics lines]}.
+
+    A group has one colour in all plots: a thick line for the mean over its runs and, from two runs on, thin
+    ones a standard deviation above and below. Raises ImportError where rerun is not installed, RuntimeError
+    or OSError where the file cannot be written.
+    """
+    rr = import_rerun()
+    import rerun.blueprint as rrb
+
+    application = re.sub(r"[^A-Za-z0-9 _:-]", "-", title)
+    stream = rr.RecordingStream(application, batcher_config=rr.ChunkBatcherConfig(flush_tick=10.0))
+    stream.set_log_time_enabled(False)
+    stream.set_log_tick_enabled(False)
+    in_time(stream.set_sinks, rr.FileSink(path))
+    logged: set[str] = set()
+    for key in PLOTS:
+        for (name, runs), color in zip(groups.items(), itertools.cycle(COLORS), strict=False):
+            points: dict[int, list[float]] = {}  # step: what the runs have there
+            for line in itertools.chain(*runs):
+                if line.get(key) is not None:
+                    points.setdefault(line["global_step"], []).append(line[key])
+            pairs = {step: values for step, values in points.items() if len(values) > 1}
+            curves = {
+                "mean": {step: statistics.fmean(values) for step, values in points.items()},
+                "below": {step: statistics.fmean(v) - statistics.stdev(v) for step, v in pairs.items()},
+                "above": {step: statistics.fmean(v) + statistics.stdev(v) for step, v in pairs.items()},
+            }
+            for kind, curve in curves.items():
+                if not curve:
+                    continue
+                label, width = (name, 2.5) if kind == "mean" else ("one std above and below", 0.7)
+                entity = "/".join([key, rr.escape_entity_path_part(name), kind])
+                style = rr.SeriesLines(names=label, colors=color, widths=width)
+                stream.log(entity, style, static=True)
+                steps = sorted(curve)
+                times = rr.TimeColumn(TIMELINE, sequence=[0, *steps])  # a plot's ticks count from its first
+                values = rr.Scalars.columns(scalars=[math.nan, *(curve[step] for step in steps)])
+                stream.send_columns(entity, [times], values)
+                logged.add(key)
+
+    lines = itertools.chain(*itertools.chain(*groups.values()))
+    total_steps = max((line["global_step"] for line in lines), default=0)
+    keys = shown_plots(logged)
+    views = [plot(PLOTS[key][0], f"/{key}", total_steps, legend=key == keys[0]) for key in keys]
+    columns = [rrb.Vertical(*column) for column in (views[:2], views[2::2], views[3::2]) if column]
+    layout = rrb.Horizontal(*columns, column_shares=[8, 5, 5][: len(columns)])
+    panel = rrb.TimePanel(timeline=TIMELINE, state="collapsed")
+    in_time(stream.send_blueprint, rrb.Blueprint(layout, panel, collapse_panels=True))
+    in_time(complete, stream)
+
+
 def overlay(groups: dict[str, list[Finished]], path: Path) -> bool:
     """Record the groups' curves at `path`; says how to watch them, or why there is no recording."""
     curves = {name: [read_metrics(run.folder) for run in runs] for name, runs in groups.items()}
     try:
-        from common.recording import write_overlay
-
         path.parent.mkdir(parents=True, exist_ok=True)
         write_overlay(path, "compare " + path.stem.removeprefix("compare_"), curves)
     except ImportError:
@@ -153,6 +207,9 @@ def main(argv: list[str] | None = None) -> int:
     groups = group_runs(runs)
     if groups:
         print_table(table(groups))
+    for run in runs:
+        if run.summary["eval_returns"] is None:
+            print(f"not evaluated: {run.folder}, which --resume does")
     if any(len({run.summary["seed"] for run in members}) == 1 for members in groups.values()):
         print("one run is noise: repeat a row with other seeds before believing a difference")
     for path in folders:

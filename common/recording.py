@@ -1,5 +1,4 @@
-"""Recordings that Rerun opens laid out: a run's curves beside an evaluated episode, playing; and the curves
-of several runs, overlaid.
+"""The recording of a run, which Rerun opens laid out: its curves beside an evaluated episode, playing.
 
 A Rerun viewer shows one timeline at a time and opens it at its beginning. So curves and episode share the
 timeline "step" and both count from 0: the curves in environment steps of the run, the episode in steps of its
@@ -8,13 +7,11 @@ own. The episode plays in a loop over the timeline's first steps, beside curves 
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import re
 import shutil
 import socket
-import statistics
 import sysconfig
 import warnings
 from collections.abc import Callable
@@ -23,7 +20,8 @@ from pathlib import Path
 
 import gymnasium as gym
 
-from common.run_log import no_display
+from common.cli import one_line
+from common.rerun_io import Stuck, complete, import_rerun, in_time, no_display
 
 TIMELINE = "step"
 CARTPOLES = {
@@ -33,7 +31,6 @@ CARTPOLES = {
 MAX_FRAMES = 300  # rendered frames kept of an episode: a longer one keeps every second, third, ...
 
 BLUE, ORANGE, GREEN, GREY = 0x5AA9E6FF, 0xF4A259FF, 0x6CC17AFF, 0x8A94A0FF
-COLORS = (BLUE, ORANGE, GREEN, 0xE56B8AFF, 0xB59CF0FF, 0xE8D35BFF, 0x63D2CFFF, GREY)  # of groups overlaid
 PLOTS = {  # metrics key: (title, colour); the first two stand under the episode, the others in two columns
     "episodic_return": ("episodic return", BLUE),
     "value_at_time_limit": ("value at the time limit", GREEN),
@@ -51,8 +48,8 @@ class Recording:
     """One .rrd file, written while the run goes on and complete once closed. Opened before that, or after a
     run that was killed, it shows the curves so far.
 
-    After construction nothing raises: what fails is reported once, in one sentence given to `warn`, and then
-    left out. No global random stream is drawn from.
+    After construction nothing raises or waits for long: what fails is reported once, in one sentence given to
+    `warn`, and then left out. No global random stream is drawn from.
     """
 
     def __init__(
@@ -61,12 +58,13 @@ class Recording:
         """Open the file at `path`, overwriting it; with `watch`, open a viewer too and stream to both.
 
         title: the run's name in the viewer. total_steps: the run's environment steps, the width of its plots.
-        Raises ImportError where rerun is not installed, RuntimeError where the file cannot be written.
+        Raises ImportError where rerun is not installed, RuntimeError or OSError where the file cannot be
+        written.
         """
-        import rerun as rr  # a run without a recording does not pay for the import
-
+        rr = import_rerun()
         self.rr, self.title, self.total_steps, self.warn = rr, title, total_steps, warn
         self.failed: set[str] = set()
+        self.open = True
         self.logged: set[str] = set()
         self.frames, self.fps, self.bounds = 0, 30.0, None
         # Every flush stores a piece of every curve; many small pieces make a large file that opens slowly.
@@ -76,8 +74,8 @@ class Recording:
         self.stream.set_log_time_enabled(False)
         self.stream.set_log_tick_enabled(False)
         viewer = [rr.GrpcSink()] if watch and self._attempt("no viewer opens", self._open_viewer) else []
-        self.stream.set_sinks(rr.FileSink(path), *viewer)
-        self._send_layout()
+        in_time(self.stream.set_sinks, rr.FileSink(path), *viewer)
+        in_time(self._send_layout)
 
     def log(self, metrics: dict) -> None:
         """Add an iteration's metrics at metrics["global_step"]; what is not a finite number is left out."""
@@ -88,20 +86,24 @@ class Recording:
         self._attempt("the episode is not filmed", self._film, env)
 
     def close(self) -> None:
-        """Lay out what was recorded and complete the file."""
-        self._attempt("the layout is not complete", self._send_layout)
-        self._attempt("the file is not complete", self.stream.disconnect)
+        """Lay out what was recorded and complete the file; nothing is recorded from here on."""
+        self._attempt("the layout is not complete", in_time, self._send_layout)
+        self._attempt("the file is not complete", in_time, complete, self.stream)
+        self.open = False
 
     def _attempt(self, failure: str, action: Callable[..., None], *args: object) -> bool:
-        if failure in self.failed:
+        if failure in self.failed or not self.open:
             return False
         try:
             action(*args)
+        except Stuck as error:
+            self.open = False
+            self.warn(f"recording: {failure} ({error})")
         except Exception as error:
             self.failed.add(failure)
             reason = f"{type(error).__name__}: {error}".splitlines()[0].encode("ascii", "replace").decode()
             self.warn(f"recording: {failure} ({reason})")
-        return failure not in self.failed
+        return self.open and failure not in self.failed
 
     def _log(self, metrics: dict) -> None:
         for key, value in metrics.items():
@@ -193,6 +195,23 @@ class Recording:
         self.stream.send_blueprint(rrb.Blueprint(layout, panel, collapse_panels=True))
 
 
+def open_recording(
+    path: Path, title: str, total_steps: int, lines: list[dict], warn: Callable[[str], None], watch: bool
+) -> Recording | None:
+    """A Recording that begins with the metrics `lines`; None, and a line to `warn`, where none can be."""
+    try:
+        recording = Recording(path, title, total_steps, warn, watch)
+    except ImportError:
+        warn("no recording: rerun is not installed (pip install rerun-sdk); the run goes on without")
+        return None
+    except Exception as error:
+        warn(f"no recording, the run goes on without: {one_line(error)}")
+        return None
+    for line in lines:
+        recording.log(line)
+    return recording
+
+
 def shown_plots(keys: set[str]) -> list[str]:
     """The plots to show of metrics that were logged. A Gaussian's entropy is its log std in other numbers."""
     return [key for key in PLOTS if key in keys and not (key == "entropy" and "log_std" in keys)]
@@ -211,55 +230,3 @@ def plot(title: str, origin: str, total_steps: int, legend: bool = False) -> obj
         axis_x=rrb.TimeAxis(view_range=rr.TimeRange(start=start, end=end)),
         plot_legend=rrb.PlotLegend(visible=legend, corner=rrb.Corner2D.RightBottom),
     )
-
-
-def write_overlay(path: Path, title: str, groups: dict[str, list[list[dict]]]) -> None:
-    """Overlay groups of runs in a new file at `path`. groups: {its name: [its runs' metrics lines]}.
-
-    A group has one colour in all plots: a thick line for the mean over its runs and, from two runs on, thin
-    ones a standard deviation above and below. Raises ImportError where rerun is not installed, RuntimeError
-    where the file cannot be written.
-    """
-    import rerun as rr
-    import rerun.blueprint as rrb
-
-    application = re.sub(r"[^A-Za-z0-9 _:-]", "-", title)
-    stream = rr.RecordingStream(application, batcher_config=rr.ChunkBatcherConfig(flush_tick=10.0))
-    stream.set_log_time_enabled(False)
-    stream.set_log_tick_enabled(False)
-    stream.set_sinks(rr.FileSink(path))
-    logged: set[str] = set()
-    for key in PLOTS:
-        for (name, runs), color in zip(groups.items(), itertools.cycle(COLORS), strict=False):
-            points: dict[int, list[float]] = {}  # step: what the runs have there
-            for line in itertools.chain(*runs):
-                if line.get(key) is not None:
-                    points.setdefault(line["global_step"], []).append(line[key])
-            pairs = {step: values for step, values in points.items() if len(values) > 1}
-            curves = {
-                "mean": {step: statistics.fmean(values) for step, values in points.items()},
-                "below": {step: statistics.fmean(v) - statistics.stdev(v) for step, v in pairs.items()},
-                "above": {step: statistics.fmean(v) + statistics.stdev(v) for step, v in pairs.items()},
-            }
-            for kind, curve in curves.items():
-                if not curve:
-                    continue
-                label, width = (name, 2.5) if kind == "mean" else ("one std above and below", 0.7)
-                entity = "/".join([key, rr.escape_entity_path_part(name), kind])
-                style = rr.SeriesLines(names=label, colors=color, widths=width)
-                stream.log(entity, style, static=True)
-                steps = sorted(curve)
-                times = rr.TimeColumn(TIMELINE, sequence=[0, *steps])  # a plot's ticks count from its first
-                values = rr.Scalars.columns(scalars=[math.nan, *(curve[step] for step in steps)])
-                stream.send_columns(entity, [times], values)
-                logged.add(key)
-
-    lines = itertools.chain(*itertools.chain(*groups.values()))
-    total_steps = max((line["global_step"] for line in lines), default=0)
-    keys = shown_plots(logged)
-    views = [plot(PLOTS[key][0], f"/{key}", total_steps, legend=key == keys[0]) for key in keys]
-    columns = [rrb.Vertical(*column) for column in (views[:2], views[2::2], views[3::2]) if column]
-    layout = rrb.Horizontal(*columns, column_shares=[8, 5, 5][: len(columns)])
-    panel = rrb.TimePanel(timeline=TIMELINE, state="collapsed")
-    stream.send_blueprint(rrb.Blueprint(layout, panel, collapse_panels=True))
-    stream.disconnect()

@@ -22,7 +22,8 @@ def make_run(folder, script="a2c", env_id="E-v0", finished=True, evaluation=500.
     summary = {
         "script": script, "env_id": env_id, "seed": args["seed"], "args": args,
         "sps": 12345, "global_step": 2048,
-        "eval_return_mean": evaluation, "train_return_mean": 20.0, "value_at_time_limit": None,
+        "eval_return_mean": evaluation, "eval_returns": [] if evaluation is None else [evaluation],
+        "train_return_mean": 20.0, "value_at_time_limit": None,
     }  # fmt: skip
     if finished:
         (folder / "summary.json").write_text(json.dumps(summary))
@@ -114,6 +115,17 @@ def test_what_no_run_has_is_a_dash(tmp_path, capsys):
     """An --eval-episodes 0 has no score. Fails with the mean of nothing taken."""
     make_run(tmp_path / "one", evaluation=None)
     assert "a2c E-v0 1 - 20.0 - 12,345" in words(output(capsys, tmp_path))
+
+
+def test_a_run_that_could_not_be_evaluated_is_named(tmp_path, capsys):
+    """Fails with the line for every run without a score, and with the rest of its row left out."""
+    make_run(tmp_path / "none", evaluation=None)
+    path = make_run(tmp_path / "failed", evaluation=None, gamma=0.9) / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eval_returns": None}))
+    out = output(capsys, tmp_path)
+    assert "a2c E-v0 --gamma 0.9 1 - 20.0 - 12,345" in words(out)
+    named = [line for line in out.splitlines() if line.startswith("not evaluated: ")]
+    assert named == [f"not evaluated: {path.parent}, which --resume does"]
 
 
 def test_one_run_is_called_noise_only_where_a_row_has_one_seed(tmp_path, capsys):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from common.run_log import read_metrics
+from common.metrics import read_metrics
 from tests.benchmarks import results
 
 ROOT = Path(__file__).resolve().parents[1]

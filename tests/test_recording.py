@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +21,7 @@ from gymnasium.envs.registration import EnvSpec
 
 pytest.importorskip("rerun", reason="rerun-sdk is not installed")
 
+import common.rerun_io
 from common.recording import Recording
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -222,6 +227,64 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     """Catches Rerun's own log lines on the run's console (broken: the title as the application's name)."""
     Recording(tmp_path / "a.rrd", "a.b ALE/Pong-v5 (seed 0)", 2048, print).close()
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_file_that_is_never_completed_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a run that hangs at its end, then or when Python ends (broken: disconnect called bare;
+    unregister_shutdown not called)."""
+    import rerun
+
+    ended: list[str] = []
+    gate = threading.Event()
+    monkeypatch.setattr(common.rerun_io, "PATIENCE", 0.2)
+    monkeypatch.setattr(rerun, "unregister_shutdown", lambda: ended.append("called off"))
+    monkeypatch.setattr(rerun.RecordingStream, "disconnect", lambda stream: gate.wait(30))
+    warned: list[str] = []
+    recording = Recording(tmp_path / "a.rrd", "a run", 2048, warned.append)
+    recording.log(METRICS[0])
+    began = time.perf_counter()
+    recording.close()
+    assert time.perf_counter() - began < 5
+    assert warned == ["recording: the file is not complete (not written within 0.2 s: is the disk full?)"]
+    assert ended == ["called off"]
+    monkeypatch.setattr(recording, "_log", lambda line: ended.append("asked for more"))
+    recording.log(METRICS[1])
+    recording.close()
+    assert len(warned) == len(ended) == 1
+    gate.set()
+
+
+FILE_SIZE_LIMIT = """
+import os, resource, sys
+from pathlib import Path
+import common.rerun_io
+from common.recording import open_recording
+common.rerun_io.PATIENCE = 2.0
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+recording = open_recording(Path(sys.argv[2]), "a run", 2048, [], print, False)
+for step in range(300 * bool(recording)):
+    recording.log({"global_step": step, "entropy": 1.0})
+if recording:
+    recording.close()
+assert "RUST_LOG" not in os.environ
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a limit of Unix's")
+@pytest.mark.parametrize("limit", [100, 4000])
+def test_a_full_disk_costs_one_line(tmp_path: Path, limit: int) -> None:
+    """At its beginning, where Rerun waits for ever, and later. Catches Rerun's own coloured lines on stderr,
+    a process that does not end, and a file cut short and nothing said (broken: RUST_LOG not set; set_sinks
+    called bare; no flush before disconnect)."""
+    environ = {name: value for name, value in os.environ.items() if name != "RUST_LOG"}
+    words = [sys.executable, "-c", FILE_SIZE_LIMIT, str(limit), str(tmp_path / "a.rrd")]
+    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(
+        r"(no recording|recording: the file is not complete).*is the disk full.*\n", done.stdout
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a viewer would open")

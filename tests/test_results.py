@@ -86,9 +86,15 @@ def test_a_recipe_is_trained_stored_and_kept(workshop, capsys):
 
 @pytest.mark.slow
 def test_an_interrupted_run_is_resumed(workshop):
-    """A folder with a checkpoint and no summary goes on there. Fails with --out again, which is refused."""
+    """A folder with a checkpoint and no summary, or one without an evaluation, goes on there. Fails with
+    --out again, which is refused, and with a run taken for finished that was cut in its evaluation."""
     row = R.run_seed("tiny", 0)
-    (workshop / "tiny/seed0/summary.json").unlink()
+    path = workshop / "tiny/seed0/summary.json"
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "eval_return_mean": None, "eval_returns": None})
+    )
+    assert R.run_seed("tiny", 0) == row
+    path.unlink()
     assert {**R.run_seed("tiny", 0), "train_seconds": 0} == {**row, "train_seconds": 0}
 
 

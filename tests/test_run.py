@@ -5,6 +5,8 @@ Each docstring ends with what was broken to see the test fail.
 
 import contextlib
 import dataclasses
+import errno
+import importlib
 import io
 import itertools
 import json
@@ -13,6 +15,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -21,15 +24,18 @@ import threading
 import time
 import tokenize
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import common.run_log
-from common.cli import NOT_TRAINING, saved_args
+import common.console
+import common.run_folder
+from common.cli import NOT_TRAINING, EnvironmentFailed, Refusal, command_line, saved_args
 from common.envs import make_env
-from common.run_log import Run, canonical
+from common.files import canonical
+from common.run_folder import Run
 from tests.conftest import ROOT, load, metrics
 from tests.run_envs import actions_of, fields, small, training_changes, walk
 
@@ -130,8 +136,8 @@ def test_same_seed_same_bytes(script, whole, change, tmp_path):
 def test_progress_and_randomness_elsewhere_leave_no_trace(script, whole, tmp_path, monkeypatch):
     """Fails with a progress row that draws a random number from a training stream, and with action noise
     from torch's own generator."""
-    monkeypatch.setattr(common.run_log, "CONSOLE_ROWS", 1)
-    monkeypatch.setattr(common.run_log, "ROW_SECONDS", math.inf)
+    monkeypatch.setattr(common.console, "CONSOLE_ROWS", 1)
+    monkeypatch.setattr(common.console, "ROW_SECONDS", math.inf)
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
     script.train(small(script, tmp_path / "again"))
     assert checkpoint_bytes(tmp_path / "again") == checkpoint_bytes(whole)
@@ -335,13 +341,16 @@ def test_one_signal_finishes_the_iteration_saves_and_says_how_to_go_on(script, n
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(script, number, whole, tmp_path, capsys):
-    """Fails with a handler that only counts."""
-    before = {s: signal.getsignal(s) for s in SIGNALS}
+    """The recording is closed, which alone bounds how long that takes. Fails with a handler that only counts,
+    and with the recording left to Python's end."""
+    before, closed = {s: signal.getsignal(s) for s in SIGNALS}, []
+    recording = types.SimpleNamespace(log=lambda line: None, close=lambda: closed.append(True))
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common.run_folder, "open_recording", lambda *args: recording)
         send(patch, script, 4, signal.SIGINT, number)
         with pytest.raises(SystemExit) as stop:
-            script.train(small(script, tmp_path / "cut", checkpoint_every=2))
-    assert stop.value.code == SIGNALS[number]
+            script.train(small(script, tmp_path / "cut", checkpoint_every=2, rerun=True))
+    assert stop.value.code == SIGNALS[number] and closed == [True]
     assert {s: signal.getsignal(s) for s in SIGNALS} == before
     assert load(tmp_path / "cut")["iteration"] == 2 and len(metrics(tmp_path / "cut")) == 3
     assert f"--resume {tmp_path / 'cut'}" in capsys.readouterr().out.splitlines()[-1]
@@ -404,6 +413,7 @@ def test_a_signal_during_the_evaluation_stops_it_at_once(script, whole, tmp_path
         assert stop.value.code == 143
         assert f"--resume {tmp_path / 'cut'}" in capsys.readouterr().out.splitlines()[-1]
         assert checkpoint_bytes(tmp_path / "cut") == checkpoint_bytes(whole)
+        assert read_json(tmp_path / "cut" / "summary.json")["eval_returns"] is None
         args = resumed(script, tmp_path / "cut")
     monkeypatch.setattr(script, "evaluate", evaluate)
     script.train(resumed(script, tmp_path / "cut"))
@@ -562,15 +572,29 @@ def test_a_missing_or_corrupt_checkpoint_is_refused(script, whole, tmp_path, fla
 # The folder
 
 
-@pytest.mark.parametrize("left", ["checkpoint.pt", "metrics.jsonl", "summary.json"])
+@pytest.mark.parametrize("left", ["checkpoint.pt", "summary.json"])
 def test_a_folder_with_a_run_in_it_is_refused(script, whole, tmp_path, left):
-    """Naming --resume, and whatever is left of that run. Fails with only checkpoint.pt looked for."""
+    """Naming --resume. Fails with only checkpoint.pt looked for, which a finished run may have lost."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / left).write_bytes((whole / left).read_bytes())
     before = everything(tmp_path / "out")
     with pytest.raises(ValueError, match=r"^--out .* holds a run already: .*--resume "):
         script.train(small(script, tmp_path / "out"))
     assert everything(tmp_path / "out") == before
+
+
+def test_what_a_failed_start_left_is_no_run(script, whole, tmp_path):
+    """Without a checkpoint --out starts anew there, and the refusal of --resume says so. Fails with any other
+    file taken for a run, and with the lines of metrics that were there kept."""
+    for name in ("metrics.jsonl", "recording.rrd", "checkpoint.tmp"):
+        (tmp_path / name).write_bytes((whole / "metrics.jsonl").read_bytes())
+    with pytest.raises(
+        ValueError, match=rf"has no checkpoint\.pt: .*, or --out {tmp_path} to begin one there$"
+    ):
+        go_on(script, load(whole), "resume", tmp_path)
+    script.train(small(script, tmp_path))
+    assert checkpoint_bytes(tmp_path) == checkpoint_bytes(whole)
+    assert [timeless(line) for line in metrics(tmp_path)] == [timeless(line) for line in metrics(whole)]
 
 
 def test_out_takes_a_folder_with_other_things_in_it(script, whole, tmp_path):
@@ -655,24 +679,184 @@ def test_equal_content_gives_equal_bytes():
         canonical({"a": np.zeros(3)})
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(script, whole, tmp_path, monkeypatch):
-    """As on a full disk, half way through. Fails with torch.save straight onto checkpoint.pt."""
-    save = torch.save
+# Disks that are full, folders that are gone
 
-    def full_disk(content, file):
-        if content["iteration"] < 4:
-            return save(content, file)
-        file.write(b"PK half a file")
-        raise OSError("No space left on device")
 
-    monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        script.train(small(script, tmp_path / "cut", checkpoint_every=2))
+def full_disk(monkeypatch, name, at):
+    """From here on the `at`-th writing of the file `name` finishes in "No space left on device"."""
+    writings, replace = itertools.count(1), Path.replace
+
+    def no_space(path, target):
+        if target.name == name and next(writings) == at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", no_space)
+
+
+@pytest.mark.parametrize(
+    "name, at, stays",
+    [("checkpoint.pt", 3, 2), ("checkpoint.pt", 2, 0), ("summary.json", 1, 6), ("summary.json", 2, 6)],
+)
+def test_what_cannot_be_written_is_one_sentence_and_a_line(
+    script, whole, name, at, stays, tmp_path, monkeypatch, capsys
+):
+    """An OSError from train that says which file, why, and what stays, with a line that goes on from there to
+    the same bytes. At the command line it is all of stderr, and the exit status is 1. Fails with the error
+    passed on as it is, with the checkpoint written in place, and with a checkpoint said to be newer."""
+    full_disk(monkeypatch, name, at)
+    folder = tmp_path / "a run"
+    with pytest.raises(OSError) as failure:
+        script.train(small(script, folder, checkpoint_every=2))
+    resume = f"resume   python {script.__name__}.py --resume '{folder}'"
+    why = f"{folder / name} cannot be written (No space left on device)"
+    assert str(failure.value) == f"{why}: the checkpoint of iteration {stays} stays\n{resume}"
+    assert load(folder)["iteration"] == stays and not list(folder.glob("*.tmp"))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop, command_line():
+        raise failure.value
+    assert (stop.value.code, *capsys.readouterr()) == (1, "", f"{failure.value}\n")
     monkeypatch.undo()
-    assert load(tmp_path / "cut")["iteration"] == 2
+    script.train(resumed(script, folder))
+    assert checkpoint_bytes(folder) == checkpoint_bytes(whole)
+    assert timeless(read_json(folder / "summary.json")) == timeless(read_json(whole / "summary.json"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is Linux's")
+def test_metrics_that_cannot_be_written_end_the_run_too(script, whole, tmp_path, monkeypatch):
+    """In a line that was never flushed, which closing the file tries again. Fails with the write alone looked
+    after, and with a second error out of `close`."""
+    log = Run.log
+
+    def onto_a_full_disk(run, *lines):
+        if lines[-1]["iteration"] == 3:
+            run.metrics.close()
+            run.metrics = open("/dev/full", "w")
+        log(run, *lines)
+
+    monkeypatch.setattr(Run, "log", onto_a_full_disk)
+    with pytest.raises(OSError) as failure:
+        script.train(small(script, tmp_path / "cut", checkpoint_every=1))
+    stays = r"metrics\.jsonl cannot be written \(No space.*: the checkpoint of iteration 2 stays"
+    assert re.search(stays, str(failure.value))
+    assert failure.value.__cause__.__context__ is None
+    monkeypatch.undo()
     script.train(resumed(script, tmp_path / "cut"))
     assert checkpoint_bytes(tmp_path / "cut") == checkpoint_bytes(whole)
-    assert not list((tmp_path / "cut").glob("*.tmp"))
+
+
+def test_a_folder_that_is_deleted_says_that_nothing_stays(script, whole, tmp_path, monkeypatch):
+    """And starting again there works. Fails with a checkpoint that is said to stay."""
+    collect = script.collect_rollout
+
+    def delete(*args):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return collect(*args)
+
+    monkeypatch.setattr(script, "collect_rollout", delete)
+    with pytest.raises(OSError) as failure:
+        script.train(small(script, tmp_path / "run"))
+    anew = f"no checkpoint is left, so --out {tmp_path / 'run'} begins anew"
+    assert str(failure.value).endswith(f"checkpoint.pt cannot be written (No such file or directory): {anew}")
+    monkeypatch.undo()
+    script.train(small(script, tmp_path / "run"))
+    assert checkpoint_bytes(tmp_path / "run") == checkpoint_bytes(whole)
+
+
+def test_an_evaluation_that_cannot_be_written_is_said(script, whole, tmp_path, monkeypatch, capsys):
+    """After it was printed. Fails with the error passed on as it is."""
+    shutil.copytree(whole, tmp_path / "run")
+    full_disk(monkeypatch, "eval.json", 1)
+    with pytest.raises(
+        OSError, match=r"eval\.json cannot be written \(No space.*: the run itself is as it was$"
+    ):
+        go_on(script, load(whole), "eval_only", tmp_path / "run")
+    assert "evaluation" in capsys.readouterr().out
+    assert {name: content for name, (content, _) in everything(tmp_path / "run").items()} == {
+        name: content for name, (content, _) in everything(whole).items()
+    }
+
+
+FILE_SIZE_LIMIT = """
+import resource, signal, sys, {name} as script, tests.run_envs
+from common.cli import command_line
+size = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+with command_line():
+    script.train(eval(sys.argv[2], dict(Args=script.Args)))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a limit of Unix's")
+def test_a_file_size_limit_is_met_in_one_sentence(tmp_path):
+    """The operating system's own refusal in a process of its own, in the first checkpoint, which torch would
+    call an unexpected position; --out then starts anew there. Fails with torch.save onto the file."""
+    script = importlib.import_module("ppo_continuous")
+    args = small(script, tmp_path / "run")
+    words = [sys.executable, "-c", FILE_SIZE_LIMIT.format(name="ppo_continuous"), "3000", repr(args)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    anew = f"no checkpoint is left, so --out {tmp_path / 'run'} begins anew"
+    assert done.stderr == f"{tmp_path}/run/checkpoint.pt cannot be written (File too large): {anew}\n"
+    script.train(args)
+    assert load(tmp_path / "run")["iteration"] == 6
+
+
+# Environments that fail
+
+
+def test_a_failing_environment_says_where_and_how_to_go_on(script, whole, tmp_path, monkeypatch):
+    """In the last lines. Fails with the error passed on as it is, and with the last line of metrics taken for
+    the checkpoint's."""
+
+    def fail(error):
+        raise error
+
+    rollouts, collect = itertools.count(1), script.collect_rollout
+    error = EnvironmentFailed("Walk-v0: no luck")
+    monkeypatch.setattr(
+        script, "collect_rollout", lambda *args: fail(error) if next(rollouts) == 4 else collect(*args)
+    )
+    with pytest.raises(EnvironmentFailed) as failure:
+        script.train(small(script, tmp_path / "run", checkpoint_every=2))
+    assert failure.value.__cause__ is error
+    assert str(failure.value).splitlines() == [
+        "iteration 4: Walk-v0: no luck",
+        "the checkpoint of iteration 2 stays",
+        f"resume   python {script.__name__}.py --resume {tmp_path / 'run'}",
+    ]
+    monkeypatch.undo()
+    script.train(resumed(script, tmp_path / "run"))
+    assert checkpoint_bytes(tmp_path / "run") == checkpoint_bytes(whole)
+
+
+@pytest.mark.parametrize("error", [EnvironmentFailed("no luck"), Refusal("cannot be made")], ids=repr)
+def test_a_failing_evaluation_loses_no_training(script, whole, error, tmp_path, monkeypatch, capsys):
+    """The summary stands, its evaluation null, and the line that evaluates works; a run that was evaluated
+    keeps what it had. Fails with the summary written only after the evaluation, and written over."""
+
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr(script, "evaluate", fail)
+    with pytest.raises(EnvironmentFailed) as failure:
+        script.train(small(script, tmp_path / "run"))
+    first, *_, last = str(failure.value).splitlines()
+    evaluate = ["evaluate", "python", f"{script.__name__}.py", "--eval-only", str(tmp_path / "run")]
+    assert (first, shlex.split(last)) == (str(error), evaluate)
+    summary, complete = read_json(tmp_path / "run" / "summary.json"), read_json(whole / "summary.json")
+    evaluation = {key for key in complete if key.startswith("eval_")}
+    assert len(evaluation) == 4 and {key for key in summary if summary[key] is None} >= evaluation
+    assert timeless({**complete, **dict.fromkeys(evaluation)}) == timeless(summary)
+    monkeypatch.undo()
+    go_on(script, load(tmp_path / "run"), "eval_only", tmp_path / "run")
+    script.train(resumed(script, tmp_path / "run"))
+    kept = read_json(tmp_path / "run" / "summary.json")
+    assert timeless(kept) == timeless(complete)
+    monkeypatch.setattr(script, "evaluate", fail)
+    with pytest.raises(EnvironmentFailed):
+        script.train(resumed(script, tmp_path / "run"))
+    assert read_json(tmp_path / "run" / "summary.json") == kept
 
 
 # Environments in a checkpoint

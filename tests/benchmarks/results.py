@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from common.run_log import read_metrics
+from common.metrics import read_metrics, read_summary
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = Path(__file__).parent / "results.json"
@@ -216,7 +216,8 @@ def folder_of(recipe: str) -> Path:
 def run_seed(recipe: str, seed: int) -> dict[str, Any]:
     """Train one seed, or go on with it, or take it as it is; returns its row for results.json."""
     folder = folder_of(recipe) / f"seed{seed}"
-    if not (folder / "summary.json").exists():
+    summary = read_summary(folder)
+    if summary is None or summary["eval_returns"] is None:  # not trained, or cut in its evaluation
         script, *flags = shlex.split(RECIPES[recipe].command)
         resumed = (folder / "checkpoint.pt").exists()
         where = ["--resume", folder] if resumed else [*flags, "--seed", str(seed), "--out", folder]
@@ -226,7 +227,7 @@ def run_seed(recipe: str, seed: int) -> dict[str, Any]:
             raise RuntimeError(f"{recipe}, seed {seed}: {done.stderr.strip() or done.stdout.strip()}")
         where = f"{machine()}; commit {commit()}, {time.strftime('%Y-%m-%d')}"
         (folder / "trained.txt").write_text(where)
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read_summary(folder)
     kept = ("seed", "eval_return_mean", "train_return_mean", "value_at_time_limit", "train_seconds")
     row = {key: summary[key] for key in kept}
     return {
