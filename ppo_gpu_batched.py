@@ -195,45 +195,40 @@ class Memory(nn.Module):
 
     def __init__(self, agent: Agent, env: BatchedEnv, num_parameters: int, args: Args) -> None:
         super().__init__()
-        self.device = args.device
         T, N = args.num_steps, args.num_envs
         minibatch = T * N // args.num_minibatches
         action_shape = () if agent.discrete else (agent.action_dim,)
-        # What happened, row by row of time.
-        self.add("obs", T + 1, N, env.obs_dim)
-        self.add("next_obs", T, N, env.obs_dim)
-        self.add("action", T, N, *action_shape, dtype=torch.int64 if agent.discrete else torch.float32)
-        self.add("reward", T, N)
-        self.add("terminated", T, N, dtype=torch.bool)
-        self.add("truncated", T, N, dtype=torch.bool)
-        self.add("episodic_return", N, saved=True)
-        self.add("episodic_length", N, saved=True)
-        # All random numbers of an iteration, drawn before it.
-        self.add("action_noise", T, N, agent.action_dim)
-        self.add("reset_noise", T, N, env.reset_noise_dim)
-        self.add("order", args.update_epochs, args.num_minibatches, minibatch, dtype=torch.int64)
-        # The update.
-        self.add("rows", T * N, env.obs_dim + math.prod(action_shape) + 4)
-        self.add("index", minibatch, dtype=torch.int64)
-        self.add("active", dtype=torch.bool)
-        self.add("adam_step", saved=True)
-        self.add("exp_avg", num_parameters, saved=True)
-        self.add("exp_avg_sq", num_parameters, saved=True)
-        # What is scheduled and what is measured.
-        self.add("iteration", saved=True)
-        for name in SCHEDULED:
-            self.add(name, saved=True)
-            self.get_buffer(name).fill_(getattr(args, name))
-        self.add("ended", len(ENDED))
-        self.add("at_limit", len(AT_LIMIT))
-        self.add("diverged")
-        self.add("epoch_sum", len(LOSSES))
-        self.add("losses", len(LOSSES))
-        self.add("explained_variance")
-        self.add("metrics", args.log_every, len(METRICS))
 
-    def add(self, name: str, *shape: int, dtype: torch.dtype = torch.float32, saved: bool = False) -> None:
-        self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=self.device), persistent=saved)
+        def add(*names: str, shape: tuple = (), dtype: torch.dtype | None = None, saved=False) -> None:
+            for name in names:
+                self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=args.device), saved)
+
+        # What happened, row by row of time.
+        add("obs", shape=(T + 1, N, env.obs_dim))
+        add("next_obs", shape=(T, N, env.obs_dim))
+        add("action", shape=(T, N, *action_shape), dtype=torch.int64 if agent.discrete else None)
+        add("reward", shape=(T, N))
+        add("terminated", "truncated", shape=(T, N), dtype=torch.bool)
+        add("episodic_return", "episodic_length", shape=(N,), saved=True)
+        # All random numbers of an iteration, drawn before it.
+        add("action_noise", shape=(T, N, agent.action_dim))
+        add("reset_noise", shape=(T, N, env.reset_noise_dim))
+        add("order", shape=(args.update_epochs, args.num_minibatches, minibatch), dtype=torch.int64)
+        # The update.
+        add("rows", shape=(T * N, env.obs_dim + math.prod(action_shape) + 4))
+        add("index", shape=(minibatch,), dtype=torch.int64)
+        add("active", dtype=torch.bool)
+        add("adam_step", saved=True)
+        add("exp_avg", "exp_avg_sq", shape=(num_parameters,), saved=True)
+        # What is scheduled and what is measured.
+        add("iteration", *SCHEDULED, saved=True)
+        for name in SCHEDULED:
+            self.get_buffer(name).fill_(getattr(args, name))
+        add("ended", shape=(len(ENDED),))
+        add("at_limit", shape=(len(AT_LIMIT),))
+        add("losses", "epoch_sum", shape=(len(LOSSES),))
+        add("diverged", "explained_variance")
+        add("metrics", shape=(args.log_every, len(METRICS)))
 
 
 # The functions of an iteration, in the order in which they run. Each after `draw` reads and writes tensors in
@@ -266,16 +261,13 @@ def begin_iteration(memory: Memory, args: Args) -> None:
 
 
 @torch.no_grad()
-def step_lanes(
-    agent: Agent, env: BatchedEnv, memory: Memory, args: Args,
-    noise: Tensor, reset_noise: Tensor, obs: Tensor, obs_after: Tensor, next_obs: Tensor,
-    action: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor,
-) -> None:  # fmt: skip
+def step_lanes(agent: Agent, env: BatchedEnv, memory: Memory, args: Args, *row: Tensor) -> None:
     """Step every lane once and write what happened into one row of the rollout.
 
     A lane whose observation or reward diverges is ended before anything of it is recorded: terminated, with
     reward 0 and its own obs for next_obs. A NaN is found too, since abs(nan) < bound is false.
     """
+    noise, reset_noise, obs, obs_after, next_obs, action, reward, terminated, truncated = row
     action.copy_(agent.sample(obs, noise))
     seen, paid, fell, timed_out = env.advance(action)
     sound = (seen.abs() < args.divergence_bound).all(-1) & (paid.abs() < args.divergence_bound)
@@ -290,7 +282,7 @@ def step_lanes(
     memory.episodic_return.add_(reward)
     memory.episodic_length.add_(1)
     ended = torch.stack([done, done * memory.episodic_return, done * memory.episodic_length])
-    memory.ended.add_(ended.sum(1))
+    memory.ended.add_(ended.sum(1))  # as ENDED
     memory.diverged.add_((~sound).sum())
     memory.episodic_return.mul_(~done)
     memory.episodic_length.mul_(~done)
@@ -328,7 +320,7 @@ def compute_gae(
 
 @torch.no_grad()
 def values_and_log_probs(agent: Agent, memory: Memory) -> tuple[Tensor, Tensor]:
-    """V of obs and then of next_obs, (2 T + 1, N), and the log-probabilities (T, N) of the rollout's actions."""
+    """V of obs and next_obs, (2 T + 1, N), and the log-probabilities of the actions, (T, N)."""
     values = agent.value(torch.cat([memory.obs, memory.next_obs]))
     return values, agent.log_prob_entropy(memory.obs[:-1], memory.action)[0]
 
@@ -402,23 +394,23 @@ def flatten_parameters(agent: Agent) -> nn.Parameter:
     return flat
 
 
-def minibatch_loss(weights: dict[str, Tensor], agent: Agent, rows: Tensor, memory: Memory, args: Args) -> tuple:
+def minibatch_loss(weights: dict, agent: Agent, rows: Tensor, memory: Memory, args: Args) -> tuple:
     """The loss of packed rows under `weights`, by name; its diagnostics in the order of LOSSES."""
     columns = [agent.obs_dim, rows.shape[1] - agent.obs_dim - 4, 1, 1, 1, 1]  # as estimate_advantages packs
     obs, action, *old = rows.split(columns, 1)
-    action = action.squeeze(1).long() if agent.discrete else action
+    inputs = obs, action.squeeze(1).long() if agent.discrete else action
     # Tied weights would be set twice where actor and critic share a trunk, and then put back wrongly.
-    log_prob, entropy, value = torch.func.functional_call(agent, weights, (obs, action), tie_weights=False)
+    log_prob, entropy, value = torch.func.functional_call(agent, weights, inputs, tie_weights=False)
     now = replace(args, clip_coef=memory.clip_coef, ent_coef=memory.ent_coef)  # annealed: tensors
     loss, diagnostics = ppo_loss(log_prob, entropy, value, *(x.squeeze(1) for x in old), now)
     return loss, torch.stack(list(diagnostics.values())).detach()
 
 
 def minibatch_gradients(agent: Agent, memory: Memory, args: Args) -> tuple[dict[str, Tensor], Tensor]:
-    """The gradient of each parameter on the rows that memory.index names, and the diagnostics (6,)."""
+    """By torch.func, not backward(): one pure function from weights to gradients, which compiles as a whole.
+    On the rows that memory.index names; returns (gradients by name, diagnostics as LOSSES)."""
     rows = memory.rows.index_select(0, memory.index)
     weights = {name: parameter.detach() for name, parameter in agent.named_parameters()}
-    # torch.func, not backward(): one pure function from weights to gradients, which can be compiled whole.
     differentiate = torch.func.grad_and_value(minibatch_loss, has_aux=True)
     gradients, (_, diagnostics) = differentiate(weights, agent, rows, memory, args)
     return gradients, diagnostics
@@ -490,7 +482,7 @@ def read_metrics(memory: Memory, iterations: range, args: Args) -> list[dict[str
     for iteration in iterations:
         row = dict(zip(METRICS, table[(iteration - 1) % args.log_every], strict=True))
         require_finite(iteration, loss=torch.tensor(row["loss"]))
-        episodes, returns, lengths, limits, limit_values = (row.pop(name) for name in (*ENDED, *AT_LIMIT))
+        episodes, returns, lengths, limits, limit_values = map(row.pop, (*ENDED, *AT_LIMIT))
         lines.append({
             "iteration": iteration,
             "global_step": iteration * args.num_steps * args.num_envs,
@@ -554,6 +546,8 @@ def train(args: Args) -> Agent:
     first_iteration = 1  # unless resumed
     run = Run(SCRIPT, args, num_parameters=parameters.numel())
     first_iteration = run.restore(state)
+    if args.compile:
+        run.say("compiling in the first iteration, which takes longer: much longer the first time ever")
     captured, unread = False, first_iteration
 
     for iteration in range(first_iteration, num_iterations + 1):
@@ -574,12 +568,9 @@ def train(args: Args) -> Agent:
                 functions = [capture(function, args.device) for function in functions]
                 captured = True
             except RuntimeError as error:
-                reason = str(error).splitlines()[0]
-                run.say(f"iterations run eagerly, not as CUDA graphs: {reason}")
+                run.say(f"iterations run eagerly, not as CUDA graphs: {str(error).splitlines()[0]}")
 
-        reading = iteration % args.log_every == 0 or iteration == num_iterations
-        reading = reading or run.due(iteration)
-        if reading:
+        if iteration % args.log_every == 0 or iteration == num_iterations or run.due(iteration):
             lines = read_metrics(memory, range(unread, iteration + 1), args)
             require_finite(iteration, parameter=parameters, observation=memory.obs)
             unread = iteration + 1
