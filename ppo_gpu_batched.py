@@ -39,214 +39,12 @@ from common.run_folder import Run
 from common.seeding import RandomStream, initial_weights
 
 SCRIPT = Path(__file__).stem
-SUMS = ("episodes", "return_sum", "length_sum", "limits", "limit_value_sum", "diverged")
+ENDED = ("episodes", "return_sum", "length_sum")  # sums over the episodes that ended in an iteration
+AT_LIMIT = ("limits", "limit_value_sum")  # and over those that ended at a time limit
 LOSSES = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
 SCHEDULED = ("learning_rate", "clip_coef", "ent_coef")
-METRICS = (*SUMS, *LOSSES, "explained_variance", *SCHEDULED)
+METRICS = (*ENDED, *AT_LIMIT, *LOSSES, "diverged", "explained_variance", *SCHEDULED)
 COMPILE_OPTIONS = {"cpp.use_decompose_tanh": True}  # Inductor's own tanh: within 1.8e-7, twice as fast
-
-# The functions of an iteration come first. Each reads and writes tensors in place and decides nothing by the
-# value of one, so that a CUDA graph replays it exactly.
-
-
-@torch.no_grad()
-def begin_iteration(memory: Memory, args: Args) -> None:
-    """Count the iteration, set what is annealed for it, and clear its sums."""
-    left = 1 - memory.iteration / (args.total_timesteps // (args.num_envs * args.num_steps))
-    for name, annealed in zip(SCHEDULED, (args.anneal_lr, args.anneal_clip, args.anneal_ent), strict=True):
-        if annealed:
-            memory.get_buffer(name).copy_(getattr(args, name) * left)
-    memory.iteration.add_(1)
-    memory.sums.zero_()
-    memory.active.fill_(True)
-
-
-@torch.no_grad()
-def step_lanes(
-    agent: Agent, env: BatchedEnv, memory: Memory, args: Args,
-    noise: Tensor, reset_noise: Tensor, obs: Tensor, obs_after: Tensor, next_obs: Tensor,
-    action: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor,
-) -> None:  # fmt: skip
-    """Step every lane once and write what happened into one row of the rollout.
-
-    A lane whose observation or reward diverges is ended before anything of it is recorded: terminated, with
-    reward 0 and its own obs for next_obs. A NaN is found too, since abs(nan) < bound is false.
-    """
-    action.copy_(agent.sample(obs, noise))
-    seen, paid, fell, timed_out = env.advance(action)
-    sound = (seen.abs() < args.divergence_bound).all(-1) & (paid.abs() < args.divergence_bound)
-    next_obs.copy_(torch.where(sound.unsqueeze(-1), seen, obs))
-    reward.copy_(torch.where(sound, paid, 0.0))
-    terminated.copy_(fell | ~sound)
-    truncated.copy_(timed_out)
-    done = terminated | truncated
-    env.reset_lanes(done, reset_noise)
-    obs_after.copy_(env.obs())
-
-    memory.episodic_return.add_(reward)
-    memory.episodic_length.add_(1)
-    ended = torch.stack([done, done * memory.episodic_return, done * memory.episodic_length])
-    memory.sums[:3].add_(ended.sum(1))  # episodes, return_sum, length_sum
-    memory.sums[5].add_((~sound).sum())  # diverged
-    memory.episodic_return.mul_(~done)
-    memory.episodic_length.mul_(~done)
-
-
-def collect_rollout(step: Callable, agent: Agent, env: BatchedEnv, memory: Memory, args: Args) -> None:
-    """`step` every lane num_steps times, with noise that is drawn already."""
-    memory.obs[0].copy_(env.obs())
-    for row in zip(
-        memory.action_noise, memory.reset_noise, memory.obs[:-1], memory.obs[1:], memory.next_obs,
-        memory.action, memory.reward, memory.terminated, memory.truncated, strict=True,
-    ):  # fmt: skip
-        step(agent, env, memory, args, *row)
-
-
-@torch.no_grad()
-def estimate_advantages(agent: Agent, reward_scaling: RewardScaling, memory: Memory, args: Args) -> None:
-    """Values, log-probabilities and advantages of the rollout, packed with it into one row for each step, so
-    that gathering a minibatch is one call."""
-    obs, next_obs, action, T = memory.obs, memory.next_obs, memory.action, args.num_steps
-    reward, terminated, truncated = memory.reward, memory.terminated, memory.truncated
-    if args.norm_reward:
-        reward = reward_scaling(reward, terminated | truncated)
-    values = agent.value(torch.cat([obs, next_obs]))
-    value, value_after_reset, next_value = values[:T], values[1 : T + 1], values[T + 1 :]
-    log_prob, _ = agent.log_prob_entropy(obs[:T], action)
-    memory.sums[3:5].add_(torch.stack([truncated, torch.where(truncated, next_value, 0.0)]).sum((1, 2)))
-    if args.break_:
-        terminated = terminated | truncated
-    if args.break_reset:
-        next_value = value_after_reset
-    advantages, returns = compute_gae(
-        reward, value, next_value, terminated, truncated, args.gamma, args.gae_lambda
-    )
-    residual = (returns - value).var(correction=0)
-    memory.explained_variance.copy_(1 - residual / returns.var(correction=0))
-    scalars = torch.stack([log_prob, value, advantages, returns], -1)
-    actions = action.reshape(T, args.num_envs, -1)
-    memory.rows.copy_(torch.cat([obs[:T], actions, scalars], -1).flatten(0, 1))
-
-
-def minibatch_loss(parameters: Tensor, agent: Agent, rows: Tensor, memory: Memory, args: Args) -> tuple:
-    """The loss of packed rows under a flat vector of parameters; its diagnostics in the order of LOSSES."""
-    columns = [agent.obs_dim, rows.shape[1] - agent.obs_dim - 4, 1, 1, 1, 1]  # as estimate_advantages packs
-    obs, action, *old = rows.split(columns, 1)
-    action = action.squeeze(1).long() if agent.discrete else action
-    parts = parameters.split([p.numel() for p in agent.parameters()])
-    named = zip(agent.named_parameters(), parts, strict=True)
-    weights = {name: part.view_as(p) for (name, p), part in named}
-    # Tied weights would be set twice where actor and critic share a trunk, and then put back wrongly.
-    log_prob, entropy, value = torch.func.functional_call(agent, weights, (obs, action), tie_weights=False)
-    now = replace(args, clip_coef=memory.clip_coef, ent_coef=memory.ent_coef)  # annealed: tensors
-    loss, diagnostics = ppo_loss(log_prob, entropy, value, *(x.squeeze(1) for x in old), now)
-    return loss, torch.stack(list(diagnostics.values())).detach()
-
-
-def update_minibatch(agent: Agent, parameters: Tensor, memory: Memory, args: Args) -> None:
-    """One gradient step on the rows that memory.index names, by Adam (Kingma and Ba 2015, arXiv:1412.6980,
-    algorithm 1) with all that changes in tensors. Once memory.active is false it leaves them as they were."""
-    rows = memory.rows.index_select(0, memory.index)
-    # torch.func, not backward(): one pure function from parameters to gradient, which can be compiled whole.
-    differentiate = torch.func.grad_and_value(minibatch_loss, has_aux=True)
-    gradient, (_, diagnostics) = differentiate(parameters, agent, rows, memory, args)
-    memory.epoch_sum.add_(diagnostics)
-    if args.max_grad_norm > 0:
-        gradient = gradient * (args.max_grad_norm / (gradient.norm() + 1e-6)).clamp(max=1)
-    step = memory.adam_step + 1
-    mean = memory.exp_avg.lerp(gradient, 1 - 0.9)
-    square = memory.exp_avg_sq.lerp(gradient.square(), 1 - 0.999)
-    spread = (square / (1 - 0.999**step)).sqrt() + 1e-5
-    moved = parameters - memory.learning_rate * mean / (1 - 0.9**step) / spread
-    state = (memory.adam_step, memory.exp_avg, memory.exp_avg_sq, parameters)
-    for old, new in zip(state, (step, mean, square, moved), strict=True):
-        old.copy_(torch.where(memory.active, new, old))
-
-
-@torch.no_grad()
-def end_epoch(memory: Memory, args: Args) -> None:
-    """Keep the diagnostics of the last epoch that moved the policy: past target_kl the others of
-    the iteration are masked."""
-    means = memory.epoch_sum / args.num_minibatches
-    memory.losses.copy_(torch.where(memory.active, means, memory.losses))
-    memory.epoch_sum.zero_()
-    if args.target_kl is not None:
-        memory.active.logical_and_(memory.losses[LOSSES.index("approx_kl")] <= args.target_kl)
-
-
-@torch.no_grad()
-def end_iteration(agent: Agent, memory: Memory, args: Args) -> None:
-    """Write the iteration's row of metrics; then adapt the learning rate and take in the observations."""
-    scheduled = [memory.get_buffer(name) for name in SCHEDULED]
-    row = torch.cat([memory.sums, memory.losses, torch.stack([memory.explained_variance, *scheduled])])
-    slot = (memory.iteration - 1).remainder(args.log_every).long()
-    memory.metrics.index_copy_(0, slot.unsqueeze(0), row.unsqueeze(0))
-    if args.adaptive_kl is not None:
-        kl, rate = memory.losses[LOSSES.index("approx_kl")], memory.learning_rate
-        slower = torch.where(kl > 2 * args.adaptive_kl, rate / 1.5, rate)
-        adapted = torch.where((kl < args.adaptive_kl / 2) & (kl > 0), rate * 1.5, slower)
-        rate.copy_(adapted.clamp(1e-5, 1e-2))
-    if args.norm_obs:
-        agent.obs_norm.update(memory.obs[:-1])
-
-
-def capture(function: Callable[[], None], device: str) -> Callable[[], None]:
-    """Record `function` as a CUDA graph. That executes nothing; calling the result executes it."""
-    if torch.device(device).type != "cuda":
-        raise RuntimeError(f"the device is {device}, not cuda")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device), torch.cuda.graph(graph):
-        function()
-    return graph.replay
-
-
-def compute_gae(
-    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor,
-    gamma: float, gae_lambda: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 11 and 16; cut at the
-    rollout's end as in PPO, arXiv:1707.06347, eq. 11 and 12). Returns (advantages, returns).
-
-        delta_t = r_t + gamma * V(next_obs_t) - V(obs_t)        A_t = delta_t + gamma * lambda * A_{t+1}
-
-    All tensors are (num_steps, num_envs), flags bool. next_obs is the step's own next observation, before any
-    reset. A fall has no future: it drops V(next_obs_t) and A_{t+1}. A time limit drops only A_{t+1}."""
-    deltas = rewards + gamma * next_values * ~terminated - values
-    carry = gamma * gae_lambda * (~(terminated | truncated)).to(rewards.dtype)
-    advantages = torch.empty_like(deltas)
-    advantage = torch.zeros_like(deltas[0])
-    for t in reversed(range(len(deltas))):
-        advantages[t] = advantage = deltas[t] + carry[t] * advantage
-    return advantages, advantages + values
-
-
-def ppo_loss(
-    log_prob: Tensor, entropy: Tensor, value: Tensor,
-    old_log_prob: Tensor, old_value: Tensor, advantages: Tensor, returns: Tensor, args: Args,
-) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
-    """The loss of one minibatch of (rows,), the value loss halved (arXiv:1707.06347, eq. 7 and 9), and its
-    diagnostics, all (). Entropy may be () too, as a Gaussian's. The smaller of two surrogates counts, so the
-    clip binds only where moving further would *gain*: above 1 + clip_coef if the advantage is positive, below
-    1 - clip_coef if it is negative."""
-    if args.norm_adv:
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    log_ratio = log_prob - old_log_prob
-    ratio = log_ratio.exp()
-    surrogate = ratio * advantages
-    if args.clip_ratio:
-        clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-        surrogate = torch.min(surrogate, clipped_ratio * advantages)
-    squared_error = (value - returns) ** 2
-    if args.clip_vloss:
-        clipped_value = old_value + (value - old_value).clamp(-args.clip_coef, args.clip_coef)
-        squared_error = torch.max(squared_error, (clipped_value - returns) ** 2)
-    policy_loss, value_loss, entropy = -surrogate.mean(), 0.5 * squared_error.mean(), entropy.mean()
-    loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
-    with torch.no_grad():
-        approx_kl = (log_ratio.expm1() - log_ratio).mean()  # of KL(old || new): joschu.net/blog/kl-approx
-        clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
-    diagnostics = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-    return loss, {**diagnostics, "approx_kl": approx_kl, "clipfrac": clipfrac}
 
 
 @dataclass
@@ -359,9 +157,7 @@ class Agent(nn.Module):
         self.discrete = isinstance(env.action_space, Discrete)
         if not self.discrete:
             self.log_std = nn.Parameter(torch.full((env.action_dim,), args.log_std_init))
-            for name, bound in (("low", env.action_space.low), ("high", env.action_space.high)):
-                bound = torch.as_tensor(bound.reshape(-1), dtype=torch.float32)
-                self.register_buffer(name, bound, persistent=False)
+            self.low, self.high = env.low, env.high
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """An action for each row. With Gumbel noise, the largest sum is a draw from softmax(logits)."""
@@ -382,8 +178,9 @@ class Agent(nn.Module):
         return *self.log_prob_entropy(obs, action), self.value(obs)
 
     def env_action(self, action: Tensor) -> np.ndarray:
-        """What the environment is given: the index itself, or the vector clipped to its bounds."""
-        return (action if self.discrete else action.clamp(self.low, self.high)).cpu().numpy()
+        """What the environment is given: the index, or the vector clipped to its bounds in their own type."""
+        action = action.cpu().numpy()
+        return action if self.discrete else action.clip(self.low, self.high)
 
     def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of actions (...,) and the entropy of the policy, (...,) or for the Gaussian ()."""
@@ -393,61 +190,50 @@ class Agent(nn.Module):
         return gaussian_log_prob(output, self.log_std, action), gaussian_entropy(self.log_std)
 
 
-def flatten_parameters(agent: Agent) -> nn.Parameter:
-    """One vector of all parameters, and of their gradients as its .grad; each parameter becomes a view. To
-    clear, clip or step is then one call, not a dozen. Not `zero_grad()`, though: it would drop the views."""
-    parameters = list(agent.parameters())
-    sizes = [p.numel() for p in parameters]
-    flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
-    flat.grad = torch.zeros_like(flat)
-    for p, data, grad in zip(parameters, flat.data.split(sizes), flat.grad.split(sizes), strict=True):
-        p.data, p.grad = data.view_as(p), grad.view_as(p)
-    return flat
-
-
 class Memory(nn.Module):
     """Every tensor that one function of an iteration leaves for the next, at an address that never changes.
     T = num_steps, N = num_envs. What a checkpoint needs of them is in the state_dict."""
 
     def __init__(self, agent: Agent, env: BatchedEnv, num_parameters: int, args: Args) -> None:
         super().__init__()
-        self.device = args.device
         T, N = args.num_steps, args.num_envs
         minibatch = T * N // args.num_minibatches
         action_shape = () if agent.discrete else (agent.action_dim,)
-        # What happened, row by row of time.
-        self.add("obs", T + 1, N, env.obs_dim)
-        self.add("next_obs", T, N, env.obs_dim)
-        self.add("action", T, N, *action_shape, dtype=torch.int64 if agent.discrete else torch.float32)
-        self.add("reward", T, N)
-        self.add("terminated", T, N, dtype=torch.bool)
-        self.add("truncated", T, N, dtype=torch.bool)
-        self.add("episodic_return", N, saved=True)
-        self.add("episodic_length", N, saved=True)
-        # All random numbers of an iteration, drawn before it.
-        self.add("action_noise", T, N, agent.action_dim)
-        self.add("reset_noise", T, N, env.reset_noise_dim)
-        self.add("order", args.update_epochs, args.num_minibatches, minibatch, dtype=torch.int64)
-        # The update.
-        self.add("rows", T * N, env.obs_dim + math.prod(action_shape) + 4)
-        self.add("index", minibatch, dtype=torch.int64)
-        self.add("active", dtype=torch.bool)
-        self.add("adam_step", saved=True)
-        self.add("exp_avg", num_parameters, saved=True)
-        self.add("exp_avg_sq", num_parameters, saved=True)
-        # What is scheduled and what is measured.
-        self.add("iteration", saved=True)
-        for name in SCHEDULED:
-            self.add(name, saved=True)
-            self.get_buffer(name).fill_(getattr(args, name))
-        self.add("sums", len(SUMS))
-        self.add("epoch_sum", len(LOSSES))
-        self.add("losses", len(LOSSES))
-        self.add("explained_variance")
-        self.add("metrics", args.log_every, len(METRICS))
 
-    def add(self, name: str, *shape: int, dtype: torch.dtype = torch.float32, saved: bool = False) -> None:
-        self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=self.device), persistent=saved)
+        def add(*names: str, shape: tuple = (), dtype: torch.dtype | None = None, saved=False) -> None:
+            for name in names:
+                self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=args.device), saved)
+
+        # What happened, row by row of time.
+        add("obs", shape=(T + 1, N, env.obs_dim))
+        add("next_obs", shape=(T, N, env.obs_dim))
+        add("action", shape=(T, N, *action_shape), dtype=torch.int64 if agent.discrete else None)
+        add("reward", shape=(T, N))
+        add("terminated", "truncated", shape=(T, N), dtype=torch.bool)
+        add("episodic_return", "episodic_length", shape=(N,), saved=True)
+        # All random numbers of an iteration, drawn before it.
+        add("action_noise", shape=(T, N, agent.action_dim))
+        add("reset_noise", shape=(T, N, env.reset_noise_dim))
+        add("order", shape=(args.update_epochs, args.num_minibatches, minibatch), dtype=torch.int64)
+        # The update.
+        add("rows", shape=(T * N, env.obs_dim + math.prod(action_shape) + 4))
+        add("index", shape=(minibatch,), dtype=torch.int64)
+        add("active", dtype=torch.bool)
+        add("adam_step", saved=True)
+        add("exp_avg", "exp_avg_sq", shape=(num_parameters,), saved=True)
+        # What is scheduled and what is measured.
+        add("iteration", *SCHEDULED, saved=True)
+        for name in SCHEDULED:
+            self.get_buffer(name).fill_(getattr(args, name))
+        add("ended", shape=(len(ENDED),))
+        add("at_limit", shape=(len(AT_LIMIT),))
+        add("losses", "epoch_sum", shape=(len(LOSSES),))
+        add("diverged", "explained_variance")
+        add("metrics", shape=(args.log_every, len(METRICS)))
+
+
+# The functions of an iteration, in the order in which they run. Each after `draw` reads and writes tensors in
+# place and decides nothing by the value of one, so that a CUDA graph replays it exactly.
 
 
 def draw(memory: Memory, agent: Agent, streams: list[RandomStream]) -> None:
@@ -462,6 +248,233 @@ def draw(memory: Memory, agent: Agent, streams: list[RandomStream]) -> None:
         torch.randperm(epoch.numel(), generator=order, out=epoch.view(-1))
 
 
+@torch.no_grad()
+def begin_iteration(memory: Memory, args: Args) -> None:
+    """Count the iteration, set what is annealed for it, and clear its sums."""
+    left = 1 - memory.iteration / (args.total_timesteps // (args.num_envs * args.num_steps))
+    for name, annealed in zip(SCHEDULED, (args.anneal_lr, args.anneal_clip, args.anneal_ent), strict=True):
+        if annealed:
+            memory.get_buffer(name).copy_(getattr(args, name) * left)
+    memory.iteration.add_(1)
+    for total in (memory.ended, memory.at_limit, memory.diverged):
+        total.zero_()
+    memory.active.fill_(True)
+
+
+@torch.no_grad()
+def step_lanes(agent: Agent, env: BatchedEnv, memory: Memory, args: Args, *row: Tensor) -> None:
+    """Step every lane once and write what happened into one row of the rollout.
+
+    A lane whose observation or reward diverges is ended before anything of it is recorded: terminated, with
+    reward 0 and its own obs for next_obs. A NaN is found too, since abs(nan) < bound is false.
+    """
+    noise, reset_noise, obs, obs_after, next_obs, action, reward, terminated, truncated = row
+    action.copy_(agent.sample(obs, noise))
+    seen, paid, fell, timed_out = env.advance(action)
+    sound = (seen.abs() < args.divergence_bound).all(-1) & (paid.abs() < args.divergence_bound)
+    next_obs.copy_(torch.where(sound.unsqueeze(-1), seen, obs))
+    reward.copy_(torch.where(sound, paid, 0.0))
+    terminated.copy_(fell | ~sound)
+    truncated.copy_(timed_out)
+    done = terminated | truncated
+    env.reset_lanes(done, reset_noise)
+    obs_after.copy_(env.obs())
+
+    memory.episodic_return.add_(reward)
+    memory.episodic_length.add_(1)
+    ended = torch.stack([done, done * memory.episodic_return, done * memory.episodic_length])
+    memory.ended.add_(ended.sum(1))  # as ENDED
+    memory.diverged.add_((~sound).sum())
+    memory.episodic_return.mul_(~done)
+    memory.episodic_length.mul_(~done)
+
+
+def collect_rollout(step: Callable, agent: Agent, env: BatchedEnv, memory: Memory, args: Args) -> None:
+    """`step` every lane num_steps times, with noise that is drawn already."""
+    memory.obs[0].copy_(env.obs())
+    for row in zip(
+        memory.action_noise, memory.reset_noise, memory.obs[:-1], memory.obs[1:], memory.next_obs,
+        memory.action, memory.reward, memory.terminated, memory.truncated, strict=True,
+    ):  # fmt: skip
+        step(agent, env, memory, args, *row)
+
+
+def compute_gae(
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor,
+    gamma: float, gae_lambda: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 11 and 16; cut at the
+    rollout's end as in PPO, arXiv:1707.06347, eq. 11 and 12). Returns (advantages, returns).
+
+        delta_t = r_t + gamma * V(next_obs_t) - V(obs_t)        A_t = delta_t + gamma * lambda * A_{t+1}
+
+    All tensors are (num_steps, num_envs), flags bool. next_obs is the step's own next observation, before any
+    reset. A fall has no future: it drops V(next_obs_t) and A_{t+1}. A time limit drops only A_{t+1}."""
+    deltas = rewards + gamma * next_values * ~terminated - values
+    carry = gamma * gae_lambda * (~(terminated | truncated)).to(rewards.dtype)
+    advantages = torch.empty_like(deltas)
+    advantage = torch.zeros_like(deltas[0])
+    for t in reversed(range(len(deltas))):
+        advantages[t] = advantage = deltas[t] + carry[t] * advantage
+    return advantages, advantages + values
+
+
+@torch.no_grad()
+def values_and_log_probs(agent: Agent, memory: Memory) -> tuple[Tensor, Tensor]:
+    """V of obs and next_obs, (2 T + 1, N), and the log-probabilities of the actions, (T, N)."""
+    values = agent.value(torch.cat([memory.obs, memory.next_obs]))
+    return values, agent.log_prob_entropy(memory.obs[:-1], memory.action)[0]
+
+
+@torch.no_grad()
+def estimate_advantages(
+    forward: Callable, agent: Agent, reward_scaling: RewardScaling, memory: Memory, args: Args
+) -> None:
+    """`forward` over the rollout, advantages from it, and all packed into one row for each step, so that
+    gathering a minibatch is one call."""
+    T, reward, terminated, truncated = args.num_steps, memory.reward, memory.terminated, memory.truncated
+    if args.norm_reward:
+        reward = reward_scaling(reward, terminated | truncated)
+    values, log_prob = forward(agent, memory)
+    value, value_after_reset, next_value = values[:T], values[1 : T + 1], values[T + 1 :]
+    at_limit = torch.stack([truncated, torch.where(truncated, next_value, 0.0)])
+    memory.at_limit.add_(at_limit.sum((1, 2)))
+    if args.break_:
+        terminated = terminated | truncated
+    if args.break_reset:
+        next_value = value_after_reset
+    advantages, returns = compute_gae(
+        reward, value, next_value, terminated, truncated, args.gamma, args.gae_lambda
+    )
+    residual = (returns - value).var(correction=0)
+    memory.explained_variance.copy_(1 - residual / returns.var(correction=0))
+    scalars = torch.stack([log_prob, value, advantages, returns], -1)
+    actions = memory.action.reshape(T, args.num_envs, -1)
+    memory.rows.copy_(torch.cat([memory.obs[:T], actions, scalars], -1).flatten(0, 1))
+
+
+def ppo_loss(
+    log_prob: Tensor, entropy: Tensor, value: Tensor,
+    old_log_prob: Tensor, old_value: Tensor, advantages: Tensor, returns: Tensor, args: Args,
+) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+    """The loss of one minibatch of (rows,), the value loss halved (arXiv:1707.06347, eq. 7 and 9), and its
+    diagnostics, all (). Entropy may be () too, as a Gaussian's. The smaller of two surrogates counts, so the
+    clip binds only where moving further would *gain*: above 1 + clip_coef if the advantage is positive, below
+    1 - clip_coef if it is negative."""
+    if args.norm_adv:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    log_ratio = log_prob - old_log_prob
+    ratio = log_ratio.exp()
+    surrogate = ratio * advantages
+    if args.clip_ratio:
+        clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+        surrogate = torch.min(surrogate, clipped_ratio * advantages)
+    squared_error = (value - returns) ** 2
+    if args.clip_vloss:
+        clipped_value = old_value + (value - old_value).clamp(-args.clip_coef, args.clip_coef)
+        squared_error = torch.max(squared_error, (clipped_value - returns) ** 2)
+    policy_loss, value_loss, entropy = -surrogate.mean(), 0.5 * squared_error.mean(), entropy.mean()
+    loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+    with torch.no_grad():
+        approx_kl = (log_ratio.expm1() - log_ratio).mean()  # of KL(old || new): joschu.net/blog/kl-approx
+        clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
+    diagnostics = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+    return loss, {**diagnostics, "approx_kl": approx_kl, "clipfrac": clipfrac}
+
+
+def flatten_parameters(agent: Agent) -> nn.Parameter:
+    """One vector of all parameters, and of their gradients as its .grad; each parameter becomes a view. To
+    clear, clip or step is then one call, not a dozen. Not `zero_grad()`, though: it would drop the views."""
+    parameters = list(agent.parameters())
+    sizes = [p.numel() for p in parameters]
+    flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
+    flat.grad = torch.zeros_like(flat)
+    for p, data, grad in zip(parameters, flat.data.split(sizes), flat.grad.split(sizes), strict=True):
+        p.data, p.grad = data.view_as(p), grad.view_as(p)
+    return flat
+
+
+def minibatch_loss(weights: dict, agent: Agent, rows: Tensor, memory: Memory, args: Args) -> tuple:
+    """The loss of packed rows under `weights`, by name; its diagnostics in the order of LOSSES."""
+    columns = [agent.obs_dim, rows.shape[1] - agent.obs_dim - 4, 1, 1, 1, 1]  # as estimate_advantages packs
+    obs, action, *old = rows.split(columns, 1)
+    inputs = obs, action.squeeze(1).long() if agent.discrete else action
+    # Tied weights would be set twice where actor and critic share a trunk, and then put back wrongly.
+    log_prob, entropy, value = torch.func.functional_call(agent, weights, inputs, tie_weights=False)
+    now = replace(args, clip_coef=memory.clip_coef, ent_coef=memory.ent_coef)  # annealed: tensors
+    loss, diagnostics = ppo_loss(log_prob, entropy, value, *(x.squeeze(1) for x in old), now)
+    return loss, torch.stack(list(diagnostics.values())).detach()
+
+
+def minibatch_gradients(agent: Agent, memory: Memory, args: Args) -> tuple[dict[str, Tensor], Tensor]:
+    """By torch.func, not backward(): one pure function from weights to gradients, which compiles as a whole.
+    On the rows that memory.index names; returns (gradients by name, diagnostics as LOSSES)."""
+    rows = memory.rows.index_select(0, memory.index)
+    weights = {name: parameter.detach() for name, parameter in agent.named_parameters()}
+    differentiate = torch.func.grad_and_value(minibatch_loss, has_aux=True)
+    gradients, (_, diagnostics) = differentiate(weights, agent, rows, memory, args)
+    return gradients, diagnostics
+
+
+def update_minibatch(
+    differentiate: Callable, agent: Agent, parameters: Tensor, memory: Memory, args: Args
+) -> None:
+    """One step along what `differentiate` gives, by Adam (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1)
+    with all that changes in tensors. Once memory.active is false it leaves them as they were."""
+    gradients, diagnostics = differentiate(agent, memory, args)
+    # Joined out here: inside, a compiler would write a kernel for each piece.
+    gradient = torch.cat([piece.flatten() for piece in gradients.values()])
+    memory.epoch_sum.add_(diagnostics)
+    if args.max_grad_norm > 0:
+        gradient = gradient * (args.max_grad_norm / (gradient.norm() + 1e-6)).clamp(max=1)
+    step = memory.adam_step + 1
+    mean = memory.exp_avg.lerp(gradient, 1 - 0.9)
+    square = memory.exp_avg_sq.lerp(gradient.square(), 1 - 0.999)
+    spread = (square / (1 - 0.999**step)).sqrt() + 1e-5
+    moved = parameters - memory.learning_rate * mean / (1 - 0.9**step) / spread
+    state = (memory.adam_step, memory.exp_avg, memory.exp_avg_sq, parameters)
+    for old, new in zip(state, (step, mean, square, moved), strict=True):
+        old.copy_(torch.where(memory.active, new, old))
+
+
+@torch.no_grad()
+def end_epoch(memory: Memory, args: Args) -> None:
+    """Keep the diagnostics of the last epoch that moved the policy: past target_kl the others of
+    the iteration are masked."""
+    means = memory.epoch_sum / args.num_minibatches
+    memory.losses.copy_(torch.where(memory.active, means, memory.losses))
+    memory.epoch_sum.zero_()
+    if args.target_kl is not None:
+        memory.active.logical_and_(memory.losses[LOSSES.index("approx_kl")] <= args.target_kl)
+
+
+@torch.no_grad()
+def end_iteration(agent: Agent, memory: Memory, args: Args) -> None:
+    """Write the iteration's row of metrics; then adapt the learning rate and take in the observations."""
+    scheduled = [memory.get_buffer(name) for name in SCHEDULED]
+    alone = torch.stack([memory.diverged, memory.explained_variance, *scheduled])
+    row = torch.cat([memory.ended, memory.at_limit, memory.losses, alone])
+    slot = (memory.iteration - 1).remainder(args.log_every).long()
+    memory.metrics.index_copy_(0, slot.unsqueeze(0), row.unsqueeze(0))
+    if args.adaptive_kl is not None:
+        kl, rate = memory.losses[LOSSES.index("approx_kl")], memory.learning_rate
+        slower = torch.where(kl > 2 * args.adaptive_kl, rate / 1.5, rate)
+        adapted = torch.where((kl < args.adaptive_kl / 2) & (kl > 0), rate * 1.5, slower)
+        rate.copy_(adapted.clamp(1e-5, 1e-2))
+    if args.norm_obs:
+        agent.obs_norm.update(memory.obs[:-1])
+
+
+def capture(function: Callable[[], None], device: str) -> Callable[[], None]:
+    """Record `function` as a CUDA graph. That executes nothing; calling the result executes it."""
+    if torch.device(device).type != "cuda":
+        raise RuntimeError(f"the device is {device}, not cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device), torch.cuda.graph(graph):
+        function()
+    return graph.replay
+
+
 def read_metrics(memory: Memory, iterations: range, args: Args) -> list[dict[str, float | None]]:
     """Fetch the metrics of these iterations, at most log_every, from the device: the only wait for it. Raises
     NonFinite where a loss has stopped being a number."""
@@ -469,7 +482,7 @@ def read_metrics(memory: Memory, iterations: range, args: Args) -> list[dict[str
     for iteration in iterations:
         row = dict(zip(METRICS, table[(iteration - 1) % args.log_every], strict=True))
         require_finite(iteration, loss=torch.tensor(row["loss"]))
-        episodes, returns, lengths, limits, limit_values = (row.pop(name) for name in SUMS[:5])
+        episodes, returns, lengths, limits, limit_values = map(row.pop, (*ENDED, *AT_LIMIT))
         lines.append({
             "iteration": iteration,
             "global_step": iteration * args.num_steps * args.num_envs,
@@ -521,8 +534,8 @@ def train(args: Args) -> Agent:
     functions = [
         partial(begin_iteration, memory, args),
         partial(collect_rollout, fuse(step_lanes), agent, env, memory, args),
-        partial(fuse(estimate_advantages), agent, reward_scaling, memory, args),
-        partial(fuse(update_minibatch), agent, parameters, memory, args),
+        partial(estimate_advantages, fuse(values_and_log_probs), agent, reward_scaling, memory, args),
+        partial(update_minibatch, fuse(minibatch_gradients), agent, parameters, memory, args),
         partial(end_epoch, memory, args),
         partial(end_iteration, agent, memory, args),
     ]
@@ -533,6 +546,8 @@ def train(args: Args) -> Agent:
     first_iteration = 1  # unless resumed
     run = Run(SCRIPT, args, num_parameters=parameters.numel())
     first_iteration = run.restore(state)
+    if args.compile:
+        run.say("compiling in the first iteration, which takes longer: much longer the first time ever")
     captured, unread = False, first_iteration
 
     for iteration in range(first_iteration, num_iterations + 1):
@@ -553,12 +568,9 @@ def train(args: Args) -> Agent:
                 functions = [capture(function, args.device) for function in functions]
                 captured = True
             except RuntimeError as error:
-                reason = str(error).splitlines()[0]
-                run.say(f"iterations run eagerly, not as CUDA graphs: {reason}")
+                run.say(f"iterations run eagerly, not as CUDA graphs: {str(error).splitlines()[0]}")
 
-        reading = iteration % args.log_every == 0 or iteration == num_iterations
-        reading = reading or run.due(iteration)
-        if reading:
+        if iteration % args.log_every == 0 or iteration == num_iterations or run.due(iteration):
             lines = read_metrics(memory, range(unread, iteration + 1), args)
             require_finite(iteration, parameter=parameters, observation=memory.obs)
             unread = iteration + 1
@@ -575,7 +587,7 @@ def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[li
     """Play `eval_episodes` episodes with the best action. Returns the scores and how many episodes were
     stopped at `eval_max_steps`. Seeds are the same for every run, the environment is its own, and no random
     stream of training is drawn from. `film(env)` sees the first episode."""
-    env = make_env(args.env_id, stream="eval", render=film is not None)
+    env = make_env(args.env_id, stream="eval", render=bool(film))
     scores, stopped = [], 0
     for episode in range(args.eval_episodes):
         obs, _ = env.reset()

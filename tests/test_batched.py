@@ -34,6 +34,14 @@ def train(out, **flags):
     return script.train(script.Args(**{**SMALL, **flags, "out": str(out)}))
 
 
+def estimate(*state):
+    script.estimate_advantages(script.values_and_log_probs, *state)
+
+
+def update(*state):
+    script.update_minibatch(script.minibatch_gradients, *state)
+
+
 def emulated(function, device=None):
     """What `script.capture` does on a GPU, on a CPU: the tensors of the partial's arguments are the state."""
     state = []
@@ -134,8 +142,8 @@ def test_the_functions_run_on_meta(tmp_path):
     memory = script.Memory(agent, env, parameters.numel(), args)
     script.begin_iteration(memory, args)
     script.collect_rollout(script.step_lanes, agent, env, memory, args)
-    script.estimate_advantages(agent, script.RewardScaling(8, 0.99).to("meta"), memory, args)
-    script.update_minibatch(agent, parameters, memory, args)
+    estimate(agent, script.RewardScaling(8, 0.99).to("meta"), memory, args)
+    update(agent, parameters, memory, args)
     script.end_epoch(memory, args)
     script.end_iteration(agent, memory, args)
 
@@ -221,8 +229,7 @@ def test_a_diverging_lane_is_ended_and_touches_no_other(env_id):
         assert hurt.terminated[5, lane] and hurt.reward[5, lane] == 0
         assert torch.equal(hurt.next_obs[5, lane], hurt.obs[5, lane])
         assert torch.equal(hurt.obs[6, lane], start[lane])
-    assert hurt.sums[script.SUMS.index("diverged")] == 2
-    assert clean.sums[script.SUMS.index("diverged")] == 0
+    assert hurt.diverged == 2 and clean.diverged == 0
 
 
 def test_a_fall_on_the_step_of_the_limit_is_both_and_has_no_future():
@@ -234,7 +241,7 @@ def test_a_fall_on_the_step_of_the_limit_is_both_and_has_no_future():
             env.episode_steps[3] = env.max_episode_steps - 1
 
     args, agent, _, memory = run_rollout(tamper)
-    script.estimate_advantages(agent, None, memory, args)
+    estimate(agent, None, memory, args)
     assert memory.terminated[5, 3] and memory.truncated[5, 3]
     assert memory.rows.reshape(16, 8, -1)[5, 3, -1] == pytest.approx(1.0)  # the return: this reward alone
 
@@ -259,7 +266,7 @@ def test_the_advantages_of_a_lane_are_those_of_the_single_script(flags):
         assert torch.equal(done, fell | late)
         return rewards / 2
 
-    script.estimate_advantages(agent, halved, memory, args)
+    estimate(agent, halved, memory, args)
     with torch.no_grad():
         value, after_reset = agent.value(memory.obs[:-1]), agent.value(memory.obs[1:])
         next_value = after_reset if args.break_reset else agent.value(memory.next_obs)
@@ -278,13 +285,12 @@ def test_the_packed_rows_are_what_the_loss_unpacks(monkeypatch, env_id):
     with two columns swapped, with the explained variance of anything else, and with the loss given the flags
     for the annealed tensors."""
     args, agent, _, memory = run_rollout(env_id=env_id)
-    script.estimate_advantages(agent, None, memory, args)
+    estimate(agent, None, memory, args)
     memory.clip_coef.fill_(0.1)
     memory.ent_coef.fill_(0.02)
     given, original = [], script.ppo_loss
     monkeypatch.setattr(script, "ppo_loss", lambda *a: given.extend(a) or original(*a))
-    parameters = script.flatten_parameters(agent).detach()
-    _, diagnostics = script.minibatch_loss(parameters, agent, memory.rows, memory, args)
+    _, diagnostics = script.minibatch_loss(dict(agent.named_parameters()), agent, memory.rows, memory, args)
     figures = dict(zip(script.LOSSES, diagnostics.tolist(), strict=True))
     assert abs(figures["approx_kl"]) < 1e-6 and figures["clipfrac"] == 0
     log_prob, _, value, old_log_prob, old_value, advantages, returns, now = given
@@ -320,7 +326,7 @@ def test_every_epoch_goes_through_every_row_in_an_order_of_its_own(monkeypatch, 
     """Fails with one epoch's order for all, and with the first minibatch taken for each."""
     seen, original = [], script.update_minibatch
     monkeypatch.setattr(
-        script, "update_minibatch", lambda *a: seen.append(a[2].index.tolist()) or original(*a)
+        script, "update_minibatch", lambda *a: seen.append(a[3].index.tolist()) or original(*a)
     )
     train(tmp_path, total_timesteps=3 * 128)
     epochs = [tuple(a + b) for a, b in zip(seen[::2], seen[1::2], strict=True)]
@@ -335,8 +341,8 @@ def test_the_metrics_are_those_of_the_recorded_steps(monkeypatch, tmp_path):
     monkeypatch.setattr(script.BATCHED_ENVS["CartPole-v1"], "max_episode_steps", 20)
     records, original = [], script.estimate_advantages
 
-    def record(agent, scaling, memory, args):
-        original(agent, scaling, memory, args)
+    def record(forward, agent, scaling, memory, args):
+        original(forward, agent, scaling, memory, args)
         names = ("obs", "reward", "terminated", "truncated")
         values = agent.value(memory.next_obs).detach()
         records.append([*(getattr(memory, name).clone() for name in names), values])
@@ -425,7 +431,7 @@ def test_the_update_is_that_of_torch_adam(max_grad_norm):
     """Against autograd, clip_grad_norm_ and torch.optim.Adam. Fails with a bias correction or eps changed,
     with the flag for the scheduled learning rate, and with --max-grad-norm 0 taken for a bound."""
     args, agent, _, memory = run_rollout(max_grad_norm=max_grad_norm)
-    script.estimate_advantages(agent, None, memory, args)
+    estimate(agent, None, memory, args)
     reference = copy.deepcopy(agent)
     parameters = script.flatten_parameters(agent).detach()
     memory.learning_rate.fill_(args.learning_rate / 2)
@@ -433,7 +439,7 @@ def test_the_update_is_that_of_torch_adam(max_grad_norm):
     memory.active.fill_(True)
     for k in range(4):
         memory.index.copy_(torch.arange(64) + 64 * (k % 2))
-        script.update_minibatch(agent, parameters, memory, args)
+        update(agent, parameters, memory, args)
         obs, action, *old = memory.rows[memory.index].split([4, 1, 1, 1, 1, 1], 1)
         new_log_prob, entropy, new_value = reference(obs, action.squeeze(1).long())
         old = (x.squeeze(1) for x in old)
@@ -449,15 +455,15 @@ def test_the_update_is_that_of_torch_adam(max_grad_norm):
 def test_a_masked_update_changes_nothing():
     """Parameters, moments and step count, to the bit. Fails with `torch.where` left out for any of them."""
     args, agent, _, memory = run_rollout()
-    script.estimate_advantages(agent, None, memory, args)
+    estimate(agent, None, memory, args)
     parameters = script.flatten_parameters(agent).detach()
     state = [parameters, memory.adam_step, memory.exp_avg, memory.exp_avg_sq]
     before = [tensor.clone() for tensor in state]
     memory.active.fill_(False)
-    script.update_minibatch(agent, parameters, memory, args)
+    update(agent, parameters, memory, args)
     assert all(torch.equal(a, b) for a, b in zip(before, state, strict=True))
     memory.active.fill_(True)
-    script.update_minibatch(agent, parameters, memory, args)
+    update(agent, parameters, memory, args)
     assert not any(torch.equal(a, b) for a, b in zip(before, state, strict=True))
 
 
@@ -541,6 +547,44 @@ def test_cut_and_resumed_is_the_same_bytes(monkeypatch, tmp_path, case):
     assert whole == cut
     for one, other in zip(metrics(tmp_path / "whole"), metrics(tmp_path / "cut"), strict=True):
         assert one == {**other, "sps": one["sps"], "seconds": one["seconds"]}
+
+
+def compiled_work(monkeypatch, out, **flags):
+    """{function: operations in its graphs} of what a run of two iterations hands to the compiler."""
+    work, compile = {}, torch.compile
+
+    def recording(function, **options):
+        def backend(graph, inputs):
+            work[function.__name__].append(len(graph.graph.nodes))
+            return graph.forward
+
+        work[function.__name__] = []
+        return compile(function, backend=backend)
+
+    torch.compiler.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", recording)
+        train(out, compile=True, total_timesteps=2 * 8 * flags["num_steps"], **flags)
+    return work
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_work_of_compiling_does_not_grow_with_num_steps(monkeypatch, tmp_path, norm):
+    """One graph for each function, as large for 64 steps as for 8. Fails with GAE or the reward scaling, that
+    loop over the steps, compiled too, and with the row's number given to `step_lanes` for its tensors."""
+    flags = {"norm_obs": norm, "norm_reward": norm}
+    short = compiled_work(monkeypatch, tmp_path / "8", num_steps=8, **flags)
+    long = compiled_work(monkeypatch, tmp_path / "64", num_steps=64, **flags)
+    assert short == long and all(len(graphs) == 1 for graphs in long.values()), (short, long)
+    assert list(long) == ["step_lanes", "values_and_log_probs", "minibatch_gradients"]
+
+
+def test_a_run_says_that_it_compiles(monkeypatch, tmp_path, capsys):
+    """Fails with the line left out, and with one in every run."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    for compile in (True, False):
+        train(tmp_path / str(compile), compile=compile, total_timesteps=128)
+        assert ("compiling in the first iteration" in capsys.readouterr().out) == compile
 
 
 def test_compiling_without_a_compiler_is_refused(tmp_path, monkeypatch):
