@@ -1,8 +1,8 @@
 """The rule for repetition: a name that an earlier script has too is that script's text, in the same order,
 unless a table says in one sentence why it has its own.
 
-Earlier is as `all_scripts` has it: the four at the top, then variants/ by name. Where the scripts before it have
-several texts of the name, the text must be one of these, whichever: a variant with both heads takes a2c's
+Earlier is as `all_scripts` has it: the four at the top, then variants/ by name. Where the scripts before it
+have several texts of the name, the text must be one of these, whichever: a variant with two heads takes a2c's
 `Agent` and ppo_continuous's `update`. So every text of a name but the first has one row, no text drifts
 unseen, and a fix that is made in one script only fails here until it is made in all that share the text.
 """
@@ -87,8 +87,8 @@ def test_the_same_names_come_in_the_same_order(one, other):
 
 
 def test_a_variant_is_held_like_the_others(tmp_path, monkeypatch):
-    """A variant is found, may take each name from any script before it, and needs a row for a text of its own.
-    Fails with only the four scripts looked at, and with a text compared to the first script's alone."""
+    """A variant is found, may take each name from any script before it, and needs a row for a text of its
+    own. Fails with only the four scripts looked at, and with a text compared to the first script's alone."""
     (tmp_path / "variants").mkdir()
     (tmp_path / "variants/__init__.py").touch()
     for name in conftest.TOP_LEVEL:
