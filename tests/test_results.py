@@ -168,8 +168,8 @@ def test_a_recipe_may_be_a_variants(workshop, monkeypatch):
 
 
 def test_the_blocks_of_a_page_are_written_anew():
-    """Each where it stands, the rest as it is. Fails with a block written into a page that does not have it,
-    and with the text between two blocks lost."""
+    """Each where it stands, the rest as it is. Fails with the text between two blocks lost, and with the end
+    of a block lost."""
     page = "a\n<!-- one -->\nold\n<!-- end -->\nb\n<!-- two -->\n<!-- end -->\n<!-- a remark -->\n"
     written = R.with_blocks(page, {"one": ["1", "2"], "two": ["3"], "three": ["4"]})
     assert written == (
