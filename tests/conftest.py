@@ -9,8 +9,20 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ["ppo_continuous", "ppo_discrete", "a2c"]
+TOP_LEVEL = [*SCRIPTS, "ppo_gpu_batched"]
 of_ppo = pytest.mark.parametrize("script", ["ppo_continuous", "ppo_discrete"], indirect=True)
 TINY = {"total_timesteps": 6 * 2 * 32, "num_envs": 2, "num_steps": 32, "eval_episodes": 2, "rerun": False}
+
+
+def all_scripts():
+    """The module names of all scripts: the four at the top in their order, then variants/ by name."""
+    found = sorted((ROOT / "variants").glob("*.py"))
+    return [*TOP_LEVEL, *(f"variants.{path.stem}" for path in found if path.stem != "__init__")]
+
+
+def path_of(script):
+    """A script's file, from the top of the repository: variants.ppo_memory -> variants/ppo_memory.py."""
+    return script.replace(".", "/") + ".py"
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,10 @@
-"""Every command of the README, run in its order. Long training is cut to two rollouts and one evaluation."""
+"""Every command of the README and docs/, run in its order, and every link followed. Long training is cut to
+two rollouts and one evaluation."""
 
 import difflib
 import importlib
 import itertools
+import os
 import re
 import runpy
 import shlex
@@ -14,38 +16,45 @@ import pytest
 
 from common.metrics import read_metrics
 from tests.benchmarks import results
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+README = ROOT / "README.md"
+PAGES = results.pages()
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 NEEDS_EXTRAS = ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5")
 SETTING_UP = ("python3 -m venv .venv", "source .venv/bin/activate")  # .ci/run does it with its own folder
+FORMS = ("python -m variants.NAME",)  # what a command looks like
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
 
 
 def commands(text):
-    """The command lines of code blocks, joined where a backslash goes on, and those within a sentence."""
-    blocks = "".join(re.findall(r"^```\n(.*?)^```", text, re.S | re.M)).replace("\\\n", " ")
-    lines = [part.split("  #")[0].strip() for line in blocks.splitlines() for part in line.split("&&")]
-    inline = [part.strip() for code in re.findall(r"`([^`\n]+)`", text) for part in code.split("&&")]
-    starts = ("python ", "python3 ", "pip ", "pytest", "source ")
-    return list(dict.fromkeys(line for line in [*lines, *inline] if line.startswith(starts)))
+    """The command lines of code blocks that name no other language, joined where a backslash goes on, and
+    those within a sentence."""
+    blocks = "".join(block for language, block in FENCE.findall(text) if language in ("", "bash"))
+    lines = [line.split("  #")[0] for line in blocks.replace("\\\n", " ").splitlines()]
+    inline = re.findall(r"`([^`]+)`", FENCE.sub("", text))
+    parts = [" ".join(part.split()) for line in [*lines, *inline] for part in line.split("&&")]
+    starts = ("python ", "python3 ", "pip ", "pytest", "source ", "torchrun ")
+    return list(dict.fromkeys(part for part in parts if part.startswith(starts)))
 
 
 def marked(command):
     extras = any(env in command for env in NEEDS_EXTRAS)
-    slow = "ppo_gpu_batched.py" in command
+    slow = "ppo_gpu_batched.py" in command or kind_of(command) == "torchrun"
     return pytest.param(command, marks=[pytest.mark.extras] * extras + [pytest.mark.slow] * slow)
 
 
-def of(kind):
-    """Those of the README's commands that are of this kind; a command of no kind fails the test below."""
-    return [marked(command) for command in commands(TEXT) if kind_of(command) == kind]
+def of(*kinds):
+    """Those of the commands that are of these kinds; a command of no kind fails the test below."""
+    return [marked(command) for command in commands(TEXT) if kind_of(command) in kinds]
 
 
 def kind_of(command):
-    if command in SETTING_UP:
-        return "setting up"
+    if command in (*SETTING_UP, *FORMS):
+        return "not run"
     for kind, pattern in {
-        "script": r"python \w+\.py",
+        "script": r"python (\w+\.py|-m variants\.\w+)(?!\S)",
+        "torchrun": r"torchrun (.* )?-m variants\.\w+(?!\S)",
         "compare": r"python -m common\.compare ",
         "watch": r"python -m rerun ",
         "results": r"python -m tests\.benchmarks\.results ",
@@ -58,22 +67,38 @@ def kind_of(command):
     return None
 
 
-def run_module(monkeypatch, words, **how):
-    monkeypatch.setattr("sys.argv", words)
-    (runpy.run_path if words[0].endswith(".py") else runpy.run_module)(**how, run_name="__main__")
+def script_of(command):
+    """A script's command in three: what starts it, its module, its flags."""
+    words = shlex.split(command)
+    at = next(i for i, word in enumerate(words) if re.fullmatch(r"\w+\.py|variants\.\w+", word))
+    return words[:at], words[at].removesuffix(".py"), words[at + 1 :]
+
+
+def run_module(monkeypatch, name, argv):
+    """`python -m NAME ARGV`; a script at the top is a module too."""
+    monkeypatch.delitem(sys.modules, name, raising=False)  # runpy warns of a module that is already there
+    monkeypatch.setattr("sys.argv", [f"{name}.py", *argv])
+    runpy.run_module(name, run_name="__main__")
 
 
 def run_script(monkeypatch, command):
     """Run a script's command, cut short; returns the folder of its run."""
-    script, *flags = shlex.split(command)[1:]
+    start, name, flags = script_of(command)
     before = set(Path("runs").glob("*"))
-    args = importlib.import_module(Path(script).stem).Args()
+    args = importlib.import_module(name).Args()
     values = dict(itertools.pairwise(flags))
     rollout = int(values.get("--num-envs", args.num_envs)) * int(values.get("--num-steps", args.num_steps))
     cut = ["--eval-episodes", "1"]
     if "--eval-only" not in flags:
         cut += ["--total-timesteps", str(2 * rollout)]
-    run_module(monkeypatch, [script, *flags, *cut], path_name=str(ROOT / script))
+    if start[0] == "torchrun":
+        words = [sys.executable, "-m", "torch.distributed.run", *start[1:], name, *flags, *cut]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=300)
+        print(done.stdout)
+        assert done.returncode == 0, done.stderr
+    else:
+        run_module(monkeypatch, name, [*flags, *cut])
     return next(iter(set(Path("runs").glob("*")) - before), None)
 
 
@@ -91,15 +116,31 @@ def a_run(clone, monkeypatch):
 
 
 def test_every_command_is_of_a_kind_that_is_run():
-    """Fails with a new kind of command in the README, and with a code block left out."""
+    """Fails with a new kind of command on a page, and with a code block left out."""
     assert [command for command in commands(TEXT) if kind_of(command) is None] == []
     assert {kind_of(command) for command in commands(TEXT)} >= {"script", "compare", "watch", "pip", "pytest"}
     assert len(of("script")) >= 15
 
 
-@pytest.mark.parametrize("command", of("script"))
+def test_how_commands_are_found_and_told_apart():
+    """Fails with code of another language taken for commands, with a code block's end taken for the start of
+    one, with a command that a sentence breaks over two lines not found, and with a variant's of no kind."""
+    code = "```python\npython x.py\n```\n`pip a`\n```\npython y.py \\\n    -q  # b\n```\n"
+    page = f"`pytest\n-q`, `x.py`\n{code}"
+    assert commands(page) == ["python y.py -q", "pytest -q", "pip a"]
+    variant = "-m variants.ppo_memory --memory gru"
+    torchrun = "torchrun --nproc-per-node 2 -m variants.ppo_many"
+    kinds = {f"python {variant}": "script", "python a2c.py --seed 1": "script", torchrun: "torchrun"}
+    kinds |= {"python -m variants.NAME": "not run", "python a2c.pyc": None, "python -m nowhere": None}
+    assert {command: kind_of(command) for command in kinds} == kinds
+    assert script_of(f"python {variant}") == (["python", "-m"], "variants.ppo_memory", ["--memory", "gru"])
+    assert script_of(torchrun)[1:] == ("variants.ppo_many", [])
+    assert [mark.name for mark in marked(torchrun).marks] == ["slow"]
+
+
+@pytest.mark.parametrize("command", of("script", "torchrun"))
 def test_scripts_run(a_run, monkeypatch, capsys, command):
-    """Fails with a flag in the README that a script does not take, or a value it refuses."""
+    """Fails with a flag on a page that a script does not take, or a value it refuses."""
     folder = run_script(monkeypatch, command.replace("runs/NAME", str(a_run)))
     assert "evaluation" in capsys.readouterr().out
     if "--eval-only" not in command:
@@ -108,10 +149,9 @@ def test_scripts_run(a_run, monkeypatch, capsys, command):
 
 @pytest.mark.parametrize("command", of("compare"))
 def test_compare_runs(a_run, monkeypatch, capsys, command):
-    """Fails with an argument in the README that compare does not take."""
-    monkeypatch.delitem(sys.modules, "common.compare", raising=False)
+    """Fails with an argument on a page that compare does not take."""
     with pytest.raises(SystemExit) as stop:
-        run_module(monkeypatch, shlex.split(command)[2:], mod_name="common.compare")
+        run_module(monkeypatch, "common.compare", shlex.split(command)[3:])
     out = capsys.readouterr().out
     assert stop.value.code == 0 and "ppo_continuous CartPoleContinuous-v0" in out and "overlay" in out
 
@@ -138,16 +178,64 @@ def test_the_benchmarks_take_their_arguments(monkeypatch, command):
 def test_extras_are_there_and_ci_installs_as_the_readme_says(command):
     """Fails with an extra that pyproject.toml does not have."""
     project = (ROOT / "pyproject.toml").read_text()
-    for extra in re.findall(r"\.\[(.*)\]", command):
-        assert re.search(rf"^{extra} = \[", project, re.M), extra
+    for extras in re.findall(r"\.\[(.*)\]", command):
+        for extra in extras.split(","):
+            assert re.search(rf"^{extra} = \[", project, re.M), extra
     assert 'pip install -q -e ".[test]"\npytest\n' in (ROOT / ".ci/run").read_text()
 
 
-def test_the_diff_of_two_scripts_is_as_long_as_the_readme_says():
+def test_the_diff_of_two_scripts_is_as_long_as_docs_scripts_says():
     """Fails with a line added to one script."""
     scripts = [(ROOT / name).read_text().splitlines() for name in ("ppo_continuous.py", "ppo_discrete.py")]
     changed = sum(line[0] in "-+" for line in list(difflib.unified_diff(*scripts, n=0))[2:])
     assert f"`diff ppo_continuous.py ppo_discrete.py` changes {changed} lines" in TEXT
+
+
+def test_the_recipes_are_commands_of_the_pages():
+    """Fails with a recipe that has a flag which no page shows."""
+    shown = commands(TEXT)
+    for names in results.tables().values():
+        for name in names:
+            assert f"python {results.RECIPES[name].command}" in shown, name
+
+
+def test_the_readme_is_a_front_door():
+    """Two lines of commands set up and run. Fails with a README of 201 lines, and with a third line."""
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 200
+    first, second = FENCE.search(text)[2].splitlines()
+    assert first.startswith(" && ".join(SETTING_UP))
+    assert second == "pip install -e . && python ppo_continuous.py --seed 0"
+
+
+def links(page):
+    """(file, anchor) of the relative links and images of a page; the anchor may be empty."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"", text):
+        path, _, anchor = "".join(target).partition("#")
+        if "://" not in path:
+            yield (page.parent / path).resolve() if path else page, anchor
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "exercises/README.md", results.REPORT], ids=str)
+def test_every_link_leads_somewhere(page):
+    """Fails with a link to a file that is not there, and with one to a heading that has another name."""
+    for path, anchor in links(page):
+        assert path.exists(), path
+        assert not anchor or anchor in anchors(path), (path.name, anchor)
+
+
+def test_readme_and_docs_lead_to_each_other():
+    """Fails with a page of docs/ that the README does not link, and with one that has no way back."""
+    assert {path for path, _ in links(README)} >= set(PAGES) - {README}
+    for page in PAGES:
+        assert page == README or README in [path for path, _ in links(page)], page.name
 
 
 @pytest.mark.slow

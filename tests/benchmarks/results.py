@@ -1,12 +1,12 @@
 """Learning results over seeds: one command trains them, one prints the tables and draws the figures.
 
     python -m tests.benchmarks.results run pendulum --seeds 5    # two seeds side by side; go on if cut
-    python -m tests.benchmarks.results run --main                # every recipe of the README, with its seeds
+    python -m tests.benchmarks.results run --main                # every recipe of the README's table
     python -m tests.benchmarks.results run --ablations           # every flag off, ten seeds each
-    python -m tests.benchmarks.results report                    # results.json to RESULTS.md and the figures
+    python -m tests.benchmarks.results report                    # results.json to the tables and the figures
 
-A recipe is a command line of the README. Every seed is a run of its own under runs/results/, evaluated over
-100 episodes on the same evaluation seeds; an interrupted run is resumed, a finished one is kept.
+A recipe is a command line of docs/recipes.md. Every seed is a run of its own under runs/results/, evaluated
+over 100 episodes on the same evaluation seeds; an interrupted run is resumed, a finished one is kept.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ ROOT = Path(__file__).parent.parent.parent
 RESULTS = Path(__file__).parent / "results.json"
 SPEED = Path(__file__).parent / "speed.json"
 REPORT = Path(__file__).parent / "RESULTS.md"
-README = ROOT / "README.md"
-FIGURES = ROOT / "docs"
+DOCS = ROOT / "docs"
+MAIN_TABLE = "results"  # the README's; the recipes of a variant have a table of their own in docs/
 CURVE_POINTS = 50  # a training curve is kept as this many means
 
 
@@ -68,13 +68,15 @@ out, and with `--norm-reward` it is in units of scaled rewards."""
 
 
 class Recipe(NamedTuple):
-    """A command line, on how many seeds it is reported, and below what its mean and its lowest seed must not
-    fall (a test holds it)."""
+    """A command line, on how many seeds it is reported, below what its mean and its lowest seed must not fall
+    (a test holds it), and the table it stands in: the one that a page shows at `<!-- NAME -->`, or "" for
+    none."""
 
     command: str
     seeds: int = 10
     least_mean: float = -math.inf
     least_seed: float = -math.inf
+    table: str = MAIN_TABLE
 
 
 MUJOCO = (
@@ -124,11 +126,11 @@ RECIPES = {
         -165,
     ),
 }
-MAIN = tuple(RECIPES)
 RECIPES["raw pendulum"] = Recipe(
     "ppo_continuous.py --env-id Pendulum-v1 --total-timesteps 200000 --num-envs 4 --num-steps 512 "
     "--num-minibatches 32 --update-epochs 10 --learning-rate 1e-3 --gae-lambda 0.95",
     5,
+    table="",
 )
 
 # Each trick by the flag that turns it over, beside the scripts' defaults and the Pendulum-v1 recipe, and what
@@ -171,7 +173,32 @@ ABLATIONS = (
     Ablation("ppo_continuous.py, raw Pendulum-v1", "raw pendulum", -250.0, BUGS),
 )
 for _, base, _, flags in ABLATIONS:
-    RECIPES |= {f"{base} {f}": RECIPES[base]._replace(command=f"{RECIPES[base].command} {f}") for f in flags}
+    command, seeds = RECIPES[base][:2]
+    RECIPES |= {f"{base} {flag}": Recipe(f"{command} {flag}", seeds, table="") for flag in flags}
+
+
+def tables() -> dict[str, list[str]]:
+    """The names of the recipes of each table, in the order in which they are given above."""
+    found: dict[str, list[str]] = {}
+    for name, recipe in RECIPES.items():
+        if recipe.table:
+            found.setdefault(recipe.table, []).append(name)
+    return found
+
+
+def script_and_flags(command: str) -> tuple[list[str], list[str]]:
+    """A command line in two: ["ppo_discrete.py"] or ["-m", "variants.ppo_memory"], and its flags."""
+    words = shlex.split(command)
+    cut = 2 if words[0] == "-m" else 1
+    return words[:cut], words[cut:]
+
+
+def setting(command: str, field: str) -> Any:
+    """What a command line sets a field of the script's Args to: the script's default where it does not."""
+    script, flags = script_and_flags(command)
+    default = getattr(importlib.import_module(script[-1].removesuffix(".py")).Args(), field)
+    flag = "--" + field.replace("_", "-")
+    return type(default)(flags[flags.index(flag) + 1]) if flag in flags else default
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
@@ -198,12 +225,12 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit the repository is at; with a + where the scripts or common/ differ from it."""
+    """The commit the repository is at; with a + where the scripts, variants/ or common/ differ from it."""
 
     def git(*words: str) -> subprocess.CompletedProcess:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
 
-    changed = git("diff", "--quiet", "HEAD", "--", ":(glob)*.py", "common").returncode
+    changed = git("diff", "--quiet", "HEAD", "--", ":(glob)*.py", "common", "variants").returncode
     return (git("rev-parse", "--short", "HEAD").stdout.strip() or "unknown") + "+" * bool(changed)
 
 
@@ -214,20 +241,26 @@ def folder_of(recipe: str) -> Path:
 
 
 def run_seed(recipe: str, seed: int) -> dict[str, Any]:
-    """Train one seed, or go on with it, or take it as it is; returns its row for results.json."""
+    """Train one seed, or go on with it, or take it as it is; returns its row for results.json. Raises
+    RuntimeError where the script refuses or fails, and where the run has no evaluation."""
     folder = folder_of(recipe) / f"seed{seed}"
+    script, flags = script_and_flags(RECIPES[recipe].command)
     summary = read_summary(folder)
     if summary is None or summary["eval_returns"] is None:  # not trained, or cut in its evaluation
-        script, *flags = shlex.split(RECIPES[recipe].command)
         resumed = (folder / "checkpoint.pt").exists()
         where = ["--resume", folder] if resumed else [*flags, "--seed", str(seed), "--out", folder]
-        words = [sys.executable, script, *where, "--eval-episodes", "100", "--no-rerun"]
+        words = [sys.executable, *script, *where, "--eval-episodes", "100", "--no-rerun"]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{recipe}, seed {seed}: {done.stderr.strip() or done.stdout.strip()}")
         where = f"{machine()}; commit {commit()}, {time.strftime('%Y-%m-%d')}"
         (folder / "trained.txt").write_text(where)
     summary = read_summary(folder)
+    if summary["eval_return_mean"] is None:
+        raise RuntimeError(
+            f"{recipe}, seed {seed}: no result, since its evaluation failed: python {' '.join(script)} "
+            f"--eval-only {folder} says why; without that folder it is trained anew"
+        )
     kept = ("seed", "eval_return_mean", "train_return_mean", "value_at_time_limit", "train_seconds")
     row = {key: summary[key] for key in kept}
     return {
@@ -291,15 +324,6 @@ def run(jobs: list[tuple[str, int]], side_by_side: int) -> None:
         raise SystemExit(130 if isinstance(stop, KeyboardInterrupt) else 1) from None
 
 
-def steps_of(command: str) -> int:
-    """The environment steps a command line asks for."""
-    script, *flags = shlex.split(command)
-    args = importlib.import_module(Path(script).stem).Args()
-    if "--total-timesteps" in flags:
-        return int(flags[flags.index("--total-timesteps") + 1])
-    return args.total_timesteps
-
-
 def steps_to(curve: list[float | None], threshold: float, total: int) -> float:
     """Environment steps until the mean training return first reaches the threshold, to 1/CURVE_POINTS of the
     run; `total` where it never does."""
@@ -326,18 +350,17 @@ def markdown(header: list[str], rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
 
 
-def results_table(results: dict[str, Any], every_seed: bool) -> list[str]:
+def results_table(results: dict[str, Any], table: str, every_seed: bool) -> list[str]:
     """Environment, script, budget and what came out; at the end every seed, or the lowest."""
     rows = []
-    for name in (n for n in MAIN if n in results):
-        words = shlex.split(results[name]["command"])
-        env = importlib.import_module(Path(words[0]).stem).Args().env_id
-        env = words[words.index("--env-id") + 1] if "--env-id" in words else env
+    for name in (n for n in tables()[table] if n in results):
+        command = results[name]["command"]
         scores = [run["eval_return_mean"] for run in results[name]["runs"]]
         digits = digits_of(scores)
         last = " ".join(f"{score:,.{digits}f}" for score in (scores if every_seed else [min(scores)]))
         rows.append([
-            name, env, f"`{words[0]}`", f"{steps_of(results[name]['command']) / 1000:,.0f}k",
+            name, setting(command, "env_id"), f"`{script_and_flags(command)[0][-1]}`",
+            f"{setting(command, 'total_timesteps') / 1000:,.0f}k",
             f"{interquartile_mean(np.array([r['train_return_mean'] for r in results[name]['runs']])):,.0f}",
             str(len(scores)), f"{np.mean(scores):,.{digits}f}", with_interval(scores, digits), last,
         ])  # fmt: skip
@@ -352,7 +375,7 @@ def ablation_table(ablation: Ablation, results: dict[str, Any]) -> list[str]:
         name = f"{ablation.base} {flag}".strip()
         if name not in results:
             continue
-        runs, total = results[name]["runs"], steps_of(results[name]["command"])
+        runs, total = results[name]["runs"], setting(results[name]["command"], "total_timesteps")
         steps = [steps_to(run["curve"], ablation.threshold, total) / 1000 for run in runs]
         reached = sum(max(s or -np.inf for s in run["curve"]) >= ablation.threshold for run in runs)
         final, training = ([run[key] for run in runs] for key in ("eval_return_mean", "train_return_mean"))
@@ -369,7 +392,7 @@ def ablation_table(ablation: Ablation, results: dict[str, Any]) -> list[str]:
 
 
 def tricks_table(results: dict[str, Any]) -> list[str]:
-    """The README's: a line for each trick, its score on two environments and what it buys."""
+    """A line for each trick, its score on two environments and what it buys."""
     rows = []
     for flag, meaning in {"": "", **TRICKS, **SQUASH}.items():
         cells = [f"`{flag}`" if flag else "as it is"]
@@ -386,7 +409,7 @@ def tricks_table(results: dict[str, Any]) -> list[str]:
 
 
 def bugs_table(results: dict[str, Any]) -> list[str]:
-    """The README's: what --break and --break-reset do to the score and to the value at the time limit."""
+    """What --break and --break-reset do to the score and to the value at the time limit."""
     rows = []
     for flag in ("", *BUGS):
         cells = [f"`{flag}`" if flag else "as it is"]
@@ -399,44 +422,60 @@ def bugs_table(results: dict[str, Any]) -> list[str]:
     return markdown(header, rows)
 
 
-def with_blocks(readme: str, results: dict[str, Any]) -> str:
-    """The README with its tables written anew: each stands between `<!-- its name -->` and `<!-- end -->`."""
+def blocks(results: dict[str, Any]) -> dict[str, list[str]]:
+    """What the pages show of the results, by the name that it has there."""
     from tests.benchmarks.speed import speed_section
 
-    blocks = {
+    return {
         "tricks": tricks_table(results),
         "bugs": bugs_table(results),
-        "results": results_table(results, every_seed=False),
         "speed": speed_section(json.loads(SPEED.read_text())),
+        **{table: results_table(results, table, every_seed=False) for table in tables()},
     }
-    for name, lines in blocks.items():
-        start = readme.index(f"<!-- {name} -->\n") + len(f"<!-- {name} -->\n")
-        end = readme.index("<!-- end -->", start)
-        readme = readme[:start] + "\n".join(lines) + "\n" + readme[end:]
-    return readme
+
+
+def pages() -> list[Path]:
+    """The README and the pages of docs/."""
+    return [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+def with_blocks(page: str, written: dict[str, list[str]]) -> str:
+    """A page's text with its blocks anew: each stands between `<!-- its name -->` and `<!-- end -->`."""
+
+    def block(found: re.Match) -> str:
+        return "\n".join([f"<!-- {found[1]} -->", *written[found[1]], "<!-- end -->"])
+
+    return re.sub(r"<!-- (?!end)(\w+) -->.*?<!-- end -->", block, page, flags=re.S)
 
 
 def report() -> None:
-    """Write RESULTS.md, the README's tables and the figures from results.json."""
+    """Write RESULTS.md, the blocks of the pages and the figures from results.json."""
     if importlib.util.find_spec("matplotlib") is None:
         sys.exit('the figures need matplotlib: pip install -e ".[bench]"')
     results = json.loads(RESULTS.read_text())
     REPORT.write_text("\n".join(report_lines(results)) + "\n")
     print(REPORT.read_text())
-    README.write_text(with_blocks(README.read_text(), results))
+    written = blocks(results)
+    for page in pages():
+        page.write_text(with_blocks(page.read_text(), written))
     draw(results)
 
 
 def report_lines(results: dict[str, Any]) -> list[str]:
     """The text of RESULTS.md."""
-    lines = [REPORT_HEAD, *results_table(results, every_seed=True), "", "```"]
-    lines += [f"{name + ':':<22}{results[name]['command']}" for name in MAIN if name in results]
-    lines += ["```", REPORT_ABLATIONS]
+    lines = [REPORT_HEAD]
+    for table, names in tables().items():
+        if table != MAIN_TABLE:
+            lines += ["", f"### {table.capitalize()}", ""]
+        lines += [*results_table(results, table, every_seed=True), "", "```"]
+        lines += [f"{name + ':':<22}{results[name]['command']}" for name in names if name in results]
+        lines += ["```"]
+    lines.append(REPORT_ABLATIONS)
     for ablation in ABLATIONS:
         command = f"`{results[ablation.base]['command']}` and a flag:"
         lines += ["", f"### {ablation.title}", "", command, "", *ablation_table(ablation, results)]
     lines += ["", "Final scores, each seed from 0:", "", "```"]
-    for name in (n for n in RECIPES if n in results and n not in MAIN):
+    for name in (n for n in RECIPES if n in results and not RECIPES[n].table):
         scores = " ".join(f"{run['eval_return_mean']:.0f}" for run in results[name]["runs"])
         lines.append(f"{name:<34}{scores}")
     lines += ["```", "", "## Where", ""]
@@ -452,7 +491,7 @@ def report_lines(results: dict[str, Any]) -> list[str]:
 def draw_curves(axis: Any, entry: dict[str, Any], label: str, color: str) -> None:
     """A recipe's training curves: the median over seeds, and a band from the lower quartile to the upper."""
     curves = np.array([run["curve"] for run in entry["runs"]], float)  # NaN where no episode ended
-    total = steps_of(entry["command"])
+    total = setting(entry["command"], "total_timesteps")
     steps = total / 1000 * (np.arange(CURVE_POINTS) + 0.5) / CURVE_POINTS
     known = ~np.isnan(curves).all(0)
     curves, steps = curves[:, known], steps[known]
@@ -464,7 +503,8 @@ def draw_curves(axis: Any, entry: dict[str, Any], label: str, color: str) -> Non
 
 
 def draw(results: dict[str, Any]) -> None:
-    """docs/learning_curve.png: the default run with and without the clip; docs/results.png: the recipes."""
+    """docs/learning_curve.png: the default run with and without the clip; docs/results.png: the README's
+    recipes."""
     from matplotlib.figure import Figure  # of the bench extra
 
     figure = Figure(figsize=(6, 4.5), layout="constrained")
@@ -474,28 +514,30 @@ def draw(results: dict[str, Any]) -> None:
         draw_curves(axis, results[name], label, color)
     axis.set(title="CartPoleContinuous-v0: median and quartiles", ylabel="training return")
     axis.legend(loc="lower right", fontsize="small")
-    figure.savefig(FIGURES / "learning_curve.png", dpi=150)
+    figure.savefig(DOCS / "learning_curve.png", dpi=150)
 
-    names = [name for name in MAIN if name in results]
+    names = [name for name in tables()[MAIN_TABLE] if name in results]
     figure = Figure(figsize=(12, 3 * math.ceil(len(names) / 4)), layout="constrained")
     for position, name in enumerate(names, start=1):
         axis = figure.add_subplot(math.ceil(len(names) / 4), 4, position)
         draw_curves(axis, results[name], name, "tab:blue")
         axis.set_title(f"{name}, {len(results[name]['runs'])} seeds", fontsize="medium")
     figure.supylabel("training return: median and quartiles over seeds", fontsize="medium")
-    figure.savefig(FIGURES / "results.png", dpi=110)
+    figure.savefig(DOCS / "results.png", dpi=110)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    shown = [name for names in tables().values() for name in names]
     commands = parser.add_subparsers(dest="command", required=True)
     runner = commands.add_parser("run", help="train recipes and store their results")
-    runner.add_argument("recipes", nargs="*", metavar="RECIPE", help="; ".join((*MAIN, "one and a flag")))
-    runner.add_argument("--main", action="store_true", help="all recipes of the README")
+    runner.add_argument("recipes", nargs="*", metavar="RECIPE", help="; ".join((*shown, "one and a flag")))
+    runner.add_argument("--main", action="store_true", help="all recipes of the README's table")
+    runner.add_argument("--table", choices=tables(), help="all recipes of one table")
     runner.add_argument("--ablations", action="store_true", help="all recipes with a flag changed")
     runner.add_argument("--seeds", type=int, help="seeds 0 to this - 1; default: as in the tables")
     runner.add_argument("--jobs", type=int, default=2, help="runs side by side")
-    commands.add_parser("report", help="write RESULTS.md, the README's tables and the figures (bench extra)")
+    commands.add_parser("report", help="write RESULTS.md, the pages' tables and the figures (bench extra)")
     args = parser.parse_args()
     if args.command == "report":
         report()
@@ -506,9 +548,10 @@ def main() -> None:
         if name not in RECIPES:
             known = "\n".join(RECIPES)
             parser.error(f"no recipe {name!r}; there are (a name with spaces needs quotes):\n{known}")
-    names = [*args.recipes, *MAIN * args.main, *(n for n in RECIPES if args.ablations and n not in MAIN)]
+    names = [*args.recipes, *tables()[MAIN_TABLE] * args.main, *tables().get(args.table, [])]
+    names += [name for name in RECIPES if args.ablations and name not in shown]
     if not names:
-        parser.error("name a recipe, or give --main or --ablations")
+        parser.error("name a recipe, or give --main, --table or --ablations")
     jobs = [(name, seed) for name in names for seed in range(args.seeds or RECIPES[name].seeds)]
     run(list(dict.fromkeys(jobs)), args.jobs)
 

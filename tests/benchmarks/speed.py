@@ -294,7 +294,7 @@ def median_solved(runs: list[Measured]) -> float | None:
 
 
 def speed_section(speed: dict[str, Any]) -> list[str]:
-    """speed.json for the README: where and when, a table in Markdown, and the batched script at its best."""
+    """docs/speed.md's part of speed.json: where and when, a table, and the batched script at its best."""
     lines = [
         f"{speed['machine']}; {speed['date']}, commit {speed['commit']}.",
         "",
