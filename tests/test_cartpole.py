@@ -158,7 +158,7 @@ def test_reference_returns_are_what_the_policies_score(env_id):
         action = scripted_balancer(obs)
         return action if env_id == "CartPoleContinuous-v0" else int(action[0] > 0)
 
-    for seed in range(100):
+    for seed in range(20):
         assert play(env, scripted, seed) == (REFERENCE_RETURNS[env_id]["scripted"], False, True)
 
 

@@ -5,7 +5,6 @@ Each docstring ends with what was broken to see the test fail.
 
 import contextlib
 import dataclasses
-import functools
 import importlib
 import io
 import json
@@ -75,21 +74,28 @@ def program(*argv, cwd, **environ):
     return done.returncode, done.stdout.decode("ascii"), done.stderr.decode("ascii")
 
 
-@functools.cache
-def whole_process(name, folder):
-    """A small run from the shell, without rerun and with three threads offered: status, stdout, stderr."""
-    script = importlib.import_module(name)
-    blocked = "import sys, runpy; sys.modules['rerun'] = None; sys.argv.pop(0); " \
-              "runpy.run_path(sys.argv[0], run_name='__main__')"  # fmt: skip
-    argv = words(small(script, folder / "run", rerun=True))
-    threads = {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "PYTHONHASHSEED": "7"}
-    return program("-c", blocked, script.__file__, *argv, cwd=folder, **threads)
-
-
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory):
-    """The folder of the runs of `whole_process`, by the script's name."""
-    return functools.cache(tmp_path_factory.mktemp)
+    """{script's name: (folder, stdout)}: a small run of each, of all in one other process, without rerun and
+    with three threads offered."""
+    code = """
+import contextlib, json, runpy, sys
+sys.modules["rerun"] = None
+for sys.argv, stdout in json.loads(sys.argv[1]):
+    with open(stdout, "w") as file, contextlib.redirect_stdout(file):
+        runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    folders = {name: tmp_path_factory.mktemp(name) for name in SCRIPTS}
+    modules = {name: importlib.import_module(name) for name in SCRIPTS}
+    jobs = [
+        ([modules[name].__file__, *words(small(modules[name], folder / "run", rerun=True))], f"{folder}.txt")
+        for name, folder in folders.items()
+    ]
+    threads = {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "PYTHONHASHSEED": "7"}
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    assert program("-c", code, json.dumps(jobs), cwd=elsewhere, **threads) == (0, "", "")
+    assert list(elsewhere.iterdir()) == []
+    return {name: (folder, Path(f"{folder}.txt").read_text("ascii")) for name, folder in folders.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -104,18 +110,14 @@ def no_waiting_for_the_disk(monkeypatch):
 def test_a_process_with_other_threads_writes_the_same_bytes(script, shell, tmp_path):
     """The number of cores, the hash seed and the command line itself leave no trace. Fails with the thread
     count in the checkpoint, and with a set of strings iterated over in it."""
-    folder = shell(script.__name__)
-    status, _, stderr = whole_process(script.__name__, folder)
-    assert (status, stderr) == (0, "")
+    folder, _ = shell[script.__name__]
     script.train(small(script, tmp_path))
     assert (folder / "run" / "checkpoint.pt").read_bytes() == (tmp_path / "checkpoint.pt").read_bytes()
 
 
 def test_without_rerun_a_run_says_so_in_one_line_and_goes_on(script, shell):
     """Fails with ImportError not caught, and with rerun imported at the top."""
-    folder = shell(script.__name__)
-    status, stdout, _ = whole_process(script.__name__, folder)
-    assert status == 0
+    folder, stdout = shell[script.__name__]
     assert len(re.findall(r"^no recording: rerun is not installed.*pip install", stdout, re.MULTILINE)) == 1
     assert len(re.findall("recording", stdout)) == 1
     assert "watch" not in stdout
@@ -125,8 +127,8 @@ def test_without_rerun_a_run_says_so_in_one_line_and_goes_on(script, shell):
 
 def test_what_a_run_prints(script, shell):
     """Header, table, evaluation, and what to do next. Fails with any of these left out."""
-    folder = shell(script.__name__)
-    lines = whole_process(script.__name__, folder)[1].splitlines()
+    folder, stdout = shell[script.__name__]
+    lines = stdout.splitlines()
     assert lines[0].startswith(f"{script.__name__}  ") and re.search(r"seed 0  cpu.* parameters$", lines[0])
     assert lines[1] == "2 envs x 16 steps = 32 a rollout, 6 iterations (192 steps)"
     table = next(i for i, line in enumerate(lines) if line.split()[:3] == ["step", "return", "V@limit"])
@@ -149,8 +151,8 @@ def narrow(output, *paths):
 def test_console_output_is_narrow_and_ascii(script, shell, tmp_path, capsys):
     """Of a whole run, one that is stopped, resumed and finished, and one whose evaluation does not end. Fails
     with a column more in the table, and with +- as one sign."""
-    folder = shell(script.__name__)
-    narrow(whole_process(script.__name__, folder)[1], folder)
+    folder, stdout = shell[script.__name__]
+    narrow(stdout, folder)
     endless = walk(script, steps=0, edge=1e9)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(Run, "log", send_signal_in(Run.log, 2))
@@ -176,30 +178,28 @@ def send_signal_in(method, at, number=signal.SIGINT):
     return log
 
 
-def test_importing_a_script_does_nothing(tmp_path):
+def test_importing_a_script_does_nothing_and_a_refusal_is_its_sentence(tmp_path):
     """All scripts in one process: nothing printed, no file, no rerun, no random number drawn, no handler or
-    thread count changed. Fails with a print at module level, and with rerun imported at the top."""
+    thread count changed. Then a refused run: the sentence alone on stderr, exit status 2, no file. Fails with
+    a print at module level, with rerun imported at the top, and with the refusal not caught."""
     code = f"""
-import random, signal, sys
+import random, runpy, signal, sys
 import numpy, torch
 torch.set_num_threads(2)
-before = torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state())
+
+def state():
+    yield from (torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state()))
+    yield from (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), torch.get_num_threads())
+
+before = list(state())
 import {", ".join(SCRIPTS)}
-assert before == (torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state()))
-assert torch.get_num_threads() == 2
-assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+assert before == list(state())
 assert not {{"rerun", "matplotlib", "stable_baselines3"}} & set(sys.modules)
+sys.argv = ["{SCRIPTS[0]}.py", "--total-timesteps", "1", "--rerun"]
+runpy.run_path({SCRIPTS[0]}.__file__, run_name="__main__")
 """
-    assert program("-B", "-c", code, cwd=tmp_path) == (0, "", "")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_refusal_at_the_shell(tmp_path):
-    """The sentence alone on stderr, exit status 2, no file. Fails with the refusal not caught."""
-    argv = [str(ROOT / f"{SCRIPTS[0]}.py"), "--total-timesteps", "1", "--rerun"]
-    status, stdout, stderr = program(*argv, cwd=tmp_path)
-    assert (status, stdout) == (2, "")
+    status, stdout, stderr = program("-B", "-c", code, cwd=tmp_path)
+    assert (status, stdout) == (2, ""), stderr
     assert re.fullmatch(r"--total-timesteps 1 is less than one rollout: give \d+ or more\n", stderr)
     assert list(tmp_path.iterdir()) == []
 
@@ -492,8 +492,8 @@ def test_every_flag_that_shapes_training_does(script, tmp_path):
     seen with ent_coef, max_grad_norm, gae_lambda, target_kl and break_reset."""
 
     def weights(**changes):
-        agent = script.train(small(script, tmp_path / str(len(changes) and next(iter(changes))), **changes))
-        return {name: value for name, value in agent.state_dict().items()}
+        short = {"total_timesteps": 3 * 2 * 16, "eval_episodes": 0, "checkpoint_every": 100, **changes}
+        return script.train(small(script, tmp_path / next(iter(changes), "base"), **short)).state_dict()
 
     base = weights()
     assert set(training_changes(script)) == set(fields(script)) - set(NOT_TRAINING)

@@ -37,19 +37,19 @@ def values(agent, observations):
 
 def test_one_step_and_one_reward(script, tmp_path):
     """Fails with the value loss of the advantages for the returns."""
-    agent = train_on(script, tmp_path, "OneStep", 30)
+    agent = train_on(script, tmp_path, "OneStep", 15)
     assert values(agent, [(1.0,)]) == pytest.approx([1.0], rel=0.05)
 
 
 def test_the_reward_is_the_observation(script, tmp_path):
     """Fails with the returns in another order than the observations."""
-    agent = train_on(script, tmp_path, "ByObservation", 30)
+    agent = train_on(script, tmp_path, "ByObservation", 15)
     assert values(agent, [(-1.0,), (1.0,)]) == pytest.approx([-1.0, 1.0], rel=0.05)
 
 
 def test_the_reward_comes_a_step_later(script, tmp_path):
     """Fails with `gamma * next_values` left out, and with `~terminated` left out."""
-    agent = train_on(script, tmp_path, "TwoStep", 30)
+    agent = train_on(script, tmp_path, "TwoStep", 15)
     assert values(agent, [(0.0,), (1.0,)]) == pytest.approx([GAMMA, 1.0], rel=0.05)
 
 
@@ -73,7 +73,7 @@ def test_the_reward_follows_the_action(script, monkeypatch, tmp_path):
 def test_an_episode_that_only_its_time_limit_ends(script, tmp_path):
     """Fails with `~terminated` replaced by `~(terminated | truncated)`, and with the last step of the rollout
     not bootstrapped."""
-    agent = train_on(script, tmp_path, "TimeLimited", 40)
+    agent = train_on(script, tmp_path, "TimeLimited", 20)
     assert values(agent, LIMITED) == pytest.approx(list(LIMITED.values()), rel=0.05)
 
 
@@ -81,6 +81,6 @@ def test_an_episode_that_only_its_time_limit_ends(script, tmp_path):
 def test_the_famous_bugs_show_in_the_value_at_the_time_limit(script, tmp_path, bug):
     """Fails with the flag without effect. --break reads 2.5 for 10, --break-reset 8.1: the reset state, which
     pays nothing, is taken for the last one."""
-    agent = train_on(script, tmp_path, "TimeLimited", 40, **{bug: True})
+    agent = train_on(script, tmp_path, "TimeLimited", 20, **{bug: True})
     for value, right in zip(values(agent, LIMITED), LIMITED.values(), strict=True):
         assert value < 0.95 * right
