@@ -1,4 +1,4 @@
-"""PPO with a categorical policy, for Gymnasium environments whose actions are choices.
+"""PPO with a categorical policy, for Gymnasium environments with discrete actions.
 
 Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) collects a rollout, estimates how much
 better than expected each action was, and takes several epochs of gradient steps on that one rollout. The idea
@@ -43,7 +43,7 @@ class Args:
     seed: int = 0  # all randomness. Scores named below: means of seeds 0 to 9 with that flag changed
     env_id: str = "CartPole-v1"  # any Gymnasium id without Box actions; module:Env-v0 is imported
     env_kwargs: str = "{}"  # JSON object for gymnasium.make
-    mask_actions: bool = False  # what info["action_mask"] forbids is never done; try Taxi-v4
+    mask_actions: bool = False  # actions that the action_mask in info forbids are never taken; see Taxi-v4
     total_timesteps: int = 150_000  # environment steps; rounded down to whole rollouts
     num_envs: int = 8  # environments stepped side by side
     num_steps: int = 128  # steps of each environment in a rollout

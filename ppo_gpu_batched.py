@@ -546,8 +546,6 @@ def train(args: Args) -> Agent:
     first_iteration = 1  # unless resumed
     run = Run(SCRIPT, args, num_parameters=parameters.numel())
     first_iteration = run.restore(state)
-    if args.compile:
-        run.say("compiling in the first iteration, which takes longer: much longer the first time ever")
     captured, unread = False, first_iteration
 
     for iteration in range(first_iteration, num_iterations + 1):

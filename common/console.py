@@ -38,6 +38,8 @@ def header(script: str, args: Any, num_parameters: int) -> str:
         reference = REFERENCE_RETURNS[args.env_id]
         floor, ceiling = reference["random"], reference["scripted"]
         lines.append(f"floor: random policy {floor:.0f}   ceiling: scripted balancer {ceiling:.0f}")
+    if getattr(args, "compile", False):
+        lines.append("compiling in the first iteration, which takes longer: much longer the first time ever")
     return "\n".join(lines)
 
 

@@ -39,7 +39,8 @@ class Walk(gym.Env):
 
     With `remembers` it keeps a count across resets, which no seed brings back: the count moves the start,
     and from the second episode on the clock runs out after two steps. At step `nan_at` of an episode the
-    observation is not a number. With `fails` it cannot be made, for that reason.
+    observation is not a number. With `fails` it cannot be made, for that reason. Of three choices it forbids
+    one, to those who look.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Walk(gym.Env):
             raise RuntimeError(fails)
         self.action_space, self.observation_space = ACTIONS[actions], OBSERVATIONS[observes]
         self.observes, self.steps, self.edge, self.nan_at = observes, steps, edge, nan_at
-        self.remembers, self.resets = remembers, 0
+        self.remembers, self.resets, self.masks = remembers, 0, isinstance(self.action_space, spaces.Discrete)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -57,7 +58,10 @@ class Walk(gym.Env):
         self.position, self.time, self.ended = self.np_random.normal(0, 0.1), 0, False
         if self.remembers:
             self.position += 0.01 * self.resets
-        return self.observation(), {}
+        return self.observation(), self.info()
+
+    def info(self):
+        return {"action_mask": np.arange(3) != self.time % 3} if self.masks else {}
 
     def observation(self):
         if self.observes in ("matrix", "cell"):
@@ -75,7 +79,7 @@ class Walk(gym.Env):
         clock = 2 if self.remembers and self.resets > 1 else self.steps
         terminated, truncated = abs(self.position) > self.edge, self.time == clock
         self.ended = terminated or truncated
-        return self.observation(), 1.0 - self.position**2, bool(terminated), bool(truncated), {}
+        return self.observation(), 1.0 - self.position**2, bool(terminated), bool(truncated), self.info()
 
 
 for name in ("Walk-v0", "Stroll-v0"):  # twice the same, so that two runs can differ in the name alone

@@ -136,7 +136,7 @@ def test_a_failed_evaluation_is_no_result(workshop):
     """A sentence with the command that shows why. Fails with null stored as a score."""
     folder = workshop / "tiny/seed0"
     folder.mkdir(parents=True)
-    (folder / "summary.json").write_text('{"seed": 0, "eval_return_mean": null}')
+    (folder / "summary.json").write_text('{"seed": 0, "eval_return_mean": null, "eval_returns": []}')
     said = "tiny, seed 0: no result, since its evaluation failed: python ppo_discrete.py --eval-only "
     with pytest.raises(RuntimeError, match=re.escape(f"{said}{folder} says why; without")):
         R.run_seed("tiny", 0)

@@ -104,10 +104,10 @@ class FlatEnv(gym.Wrapper):
         self.episodic_return, self.episodic_length = 0.0, 0
         try:
             obs, info = self.env.reset(seed=seed)
-            self.raw_obs = self._raw(obs)
+            self._observe(obs)
         except Exception as error:
             raise self._failed("reset", error) from error
-        self._observe(info)
+        self._check(info)
         return self.obs, info
 
     def step(self, action) -> tuple[np.ndarray, float, bool, bool, dict]:
@@ -115,10 +115,10 @@ class FlatEnv(gym.Wrapper):
         self.episodic_length += 1
         try:
             obs, reward, terminated, truncated, info = self.env.step(self.convert(action))
-            self.raw_obs = self._raw(obs)
+            self._observe(obs)
         except Exception as error:
             raise self._failed("step", error) from error
-        self._observe(info)
+        self._check(info)
         reward = self._number(reward, "a reward")
         terminated, truncated = self._number(terminated, "terminated"), self._number(truncated, "truncated")
         self.episodic_return += reward
@@ -141,12 +141,13 @@ class FlatEnv(gym.Wrapper):
         )
         return array.item()
 
-    def _raw(self, obs: Any) -> np.ndarray:
+    def _observe(self, obs: Any) -> None:
         space = self.observation_space
-        return native(obs if isinstance(space, Box) else flatten(space, obs))
+        flat = obs if isinstance(space, Box) else flatten(space, obs)
+        self.raw_obs = native(flat if isinstance(space, (Dict, Tuple)) else obs)
+        self.obs = np.array(flat, dtype=np.float32).reshape(-1)
 
-    def _observe(self, info: dict) -> None:
-        self.obs = self.raw_obs.reshape(-1).astype(np.float32, copy=False)
+    def _check(self, info: dict) -> None:
         if self.mask:
             mask = info.get("action_mask")
             check(

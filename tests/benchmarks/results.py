@@ -126,6 +126,12 @@ RECIPES = {
         -165,
     ),
 }
+TAXI = (
+    "ppo_discrete.py --env-id Taxi-v4 --total-timesteps 200000 --num-steps 256 --gae-lambda 0.95 "
+    "--ent-coef 0.01 --norm-reward"
+)
+RECIPES["taxi"] = Recipe(TAXI, 5, table="masks")
+RECIPES["taxi masked"] = Recipe(f"{TAXI} --mask-actions", 5, 7.0, table="masks")
 RECIPES["raw pendulum"] = Recipe(
     "ppo_continuous.py --env-id Pendulum-v1 --total-timesteps 200000 --num-envs 4 --num-steps 512 "
     "--num-minibatches 32 --update-epochs 10 --learning-rate 1e-3 --gae-lambda 0.95",
