@@ -1,19 +1,18 @@
-"""PPO that remembers: GRU, LSTM, transformer or Mamba, for environments whose observations do not say all.
+"""PPO that remembers: GRU, LSTM, transformer or Mamba, for tasks that no single observation gives away.
 
-Where one observation does not tell what to do, the policy has to act on the episode so far (a partially
-observable problem). The idea to take away: a memory is one more input of the network, `state`, and everything
-about it is a question of *when*. It is cleared before an episode's first observation is taken in, not after;
-the update replays each chunk of steps from the state that the policy had there when it collected them (Heess et
-al. 2015, arXiv:1512.04455; Kapturowski et al. 2019, R2D2, on what a stale one costs); the value at a time
-limit comes from the memory of the episode that ended. A neighbouring step for any of these still trains.
+The policy acts on the episode so far: a memory stands where the other scripts have their second hidden layer.
+The idea to take away: with a memory, everything is a question of *when*. It is emptied before an episode's
+first observation is taken in, not after. The update replays chunks of steps, each from the state that the
+policy had there when it collected them (Kapturowski et al. 2019, "Recurrent experience replay", section
+3). And the value at a time limit is what that very episode's memory makes of its last observation.
 
-    python -m variants.ppo_memory --seed 0                    # run it: the cart-pole without velocities
-    python -m variants.ppo_memory --seed 0 --memory none      # ablate it: one observation is not enough
-    python -m variants.ppo_memory --seed 0 --break-stale      # break it: chunks replayed from an empty memory
-    python -m variants.ppo_memory --resume runs/NAME          # go on after Ctrl-C, to the same bytes
-    python -m variants.ppo_memory --eval-only runs/NAME       # play the saved policy
-    python -m rerun runs/NAME/recording.rrd                   # watch it
-    python -m common.compare runs                             # compare runs
+    python -m variants.ppo_memory --seed 0                # run it: a cart-pole seen without its velocities
+    python -m variants.ppo_memory --seed 0 --memory none  # ablate it: one observation is not enough
+    python -m variants.ppo_memory --seed 0 --break-stale  # break it: every chunk from an empty memory
+    python -m variants.ppo_memory --resume runs/NAME      # go on after Ctrl-C, to the same bytes
+    python -m variants.ppo_memory --eval-only runs/NAME   # play the saved policy
+    python -m rerun runs/NAME/recording.rrd               # watch it
+    python -m common.compare runs                         # compare runs
 """
 
 import math
@@ -132,10 +131,8 @@ def reset(state: State, starts: Tensor) -> State:
 
 
 class Memory(nn.Module):
-    """What carries the past along: the base of the memories, and itself the one that forgets, a plain layer.
-
-    A state holds a row for each of N lanes, and is all zeros where the memory is empty. A memory says what one
-    step does or, where that is faster, what a sequence does; each follows from the other."""
+    """What carries the past along. This one carries nothing, a layer like any other; the rest are made of it.
+    A state is a tuple of tensors with a row for each of N lanes, all zeros where the memory is empty."""
 
     row_shapes: tuple = ()  # of one lane in each tensor of the state
 
@@ -149,9 +146,9 @@ class Memory(nn.Module):
         return tuple(torch.zeros(lanes, *shape, device=device) for shape in self.row_shapes)
 
     def step(self, state: State, x: Tensor) -> tuple[Tensor, State]:
-        """Take in one input of each lane (N, size), resetting none: the outputs (N, size), the state after."""
-        output, state = self.sequence(state, x[None], torch.zeros(1, len(x), dtype=torch.bool, device=x.device))
-        return output[0], state
+        """Take in one input of each lane, (N, size), with no reset: outputs (N, size), and the state after."""
+        output, state = self.sequence(state, x.unsqueeze(0), torch.zeros_like(x[None, :, 0], dtype=torch.bool))
+        return output.squeeze(0), state
 
     def sequence(self, state: State, xs: Tensor, starts: Tensor) -> tuple[Tensor, State]:
         """Take in inputs (T, N, size) one after the other. Where starts, bool (T, N), says that an input is
@@ -220,9 +217,9 @@ class Transformer(Memory):
 
 
 class Mamba(Memory):
-    """A selective state space (Gu and Dao 2023, arXiv:2312.00752): h = exp(dt * A) * h + dt * B * u, y = C . h,
-    where dt, B and C depend on the input, so that it can choose what to keep. Its state is h, and the last
-    inputs of the short convolution before it."""
+    """A selective state space (Gu and Dao 2023, arXiv:2312.00752): h = exp(dt A) h + dt B u, and y = C h + D u,
+    where dt, B and C depend on the input u, so that it chooses what to keep. Its state is h, and the inputs
+    that the short convolution before it still needs."""
 
     STATES, CONV, EXPAND = 16, 4, 2
 
@@ -301,9 +298,11 @@ class Agent(nn.Module):
     def step(self, state: State, obs: Tensor, starts: Tensor) -> tuple[Tensor, State]:
         """Take in one observation a lane, (N, obs_dim), after a reset where starts (N,) is true: the actor's
         outputs (N, action_dim), and the state after it. A state of the actor's memory alone will do."""
-        steps = zip(self.encoders, self.memories, reset(state, starts))
-        outputs, state = zip(*(memory.step(own, through(layer, obs)) for layer, memory, own in steps))
-        return self.actor(outputs[0]), state
+        outputs, after = [], []
+        for i, own in enumerate(reset(state, starts)):
+            output, own = self.memories[i].step(own, through(self.encoders[i], obs))
+            outputs, after = [*outputs, output], [*after, own]
+        return self.actor(outputs[0]), tuple(after)
 
     def draw_noise(self, stream: RandomStream, *shape: int) -> Tensor:
         """What `sample` adds to the actor's outputs: Gumbel noise for logits, normal noise for a mean."""
@@ -321,20 +320,17 @@ class Agent(nn.Module):
         """What the environment is given: the index itself, or the vector clipped to its bounds."""
         return (action if self.discrete else action.clamp(self.low, self.high)).cpu().numpy()
 
-    def features(self, which: int, state: State, obs: Tensor, starts: Tensor) -> Tensor:
-        """What memory 0 (the actor's) or -1 (the critic's) puts out, (T, N, size)."""
-        inputs = through(self.encoders[which], obs)
-        return self.memories[which].sequence(state[which], inputs, starts)[0]
-
     def value(self, state: State, obs: Tensor, starts: Tensor) -> Tensor:
         """V (T, N) of observations that are taken in one after the other from `state` on."""
-        return self.critic(self.features(-1, state, obs, starts)).squeeze(-1)
+        features, _ = self.memories[-1].sequence(state[-1], through(self.encoders[-1], obs), starts)
+        return self.critic(features).squeeze(-1)
 
     def log_prob_entropy(
         self, state: State, obs: Tensor, starts: Tensor, action: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Log-probability (T, N) of actions, and the entropy of the policy, (T, N) or for the Gaussian ()."""
-        output = self.actor(self.features(0, state, obs, starts))
+        features, _ = self.memories[0].sequence(state[0], through(self.encoders[0], obs), starts)
+        output = self.actor(features)
         if self.discrete:
             return categorical_log_prob(output, action), categorical_entropy(output)
         return gaussian_log_prob(output, self.log_std, action), gaussian_entropy(self.log_std)
@@ -354,12 +350,12 @@ class Rollout(NamedTuple):
 
 class Batch(NamedTuple):
     """A rollout cut into C = T / L * N chunks of L = bptt_length steps, with what the update must know of the
-    policy that collected it. A chunk's `obs` and `starts` go one step further, to where the next begins."""
+    policy that collected it. A chunk's obs and starts go one step further, to where the next one begins."""
 
-    state: State  # of the memories before the first step of each chunk: C rows
+    state: State  # of the memories where each chunk begins, C lanes
     obs: Tensor  # float32[L + 1, C, obs_dim]
-    starts: Tensor  # bool[L + 1, C]
-    next_obs: Tensor  # [L, C, ...], as all that follow
+    starts: Tensor  # bool[L + 1, C]: obs is the first of an episode
+    next_obs: Tensor  # [L, C, ...], like all that follow
     action: Tensor
     reward: Tensor
     terminated: Tensor
@@ -371,16 +367,16 @@ class Batch(NamedTuple):
 
 
 class Carried:
-    """The state with which the next rollout goes on, in the form that a checkpoint wants."""
+    """The state that goes on into the next rollout, as a part of the checkpoint."""
 
-    def __init__(self, state: State, device: str) -> None:
-        self.state, self.device = state, device
+    def __init__(self, state: State) -> None:
+        self.state = state
 
     def state_dict(self) -> dict[str, State]:
         return {"state": self.state}
 
-    def load_state_dict(self, saved: dict) -> None:
-        self.state = on_each(lambda x: x.to(self.device), saved["state"])
+    def load_state_dict(self, saved: dict[str, State]) -> None:
+        self.state = saved["state"]
 
 
 def collect_rollout(
@@ -419,7 +415,7 @@ def collect_rollout(
     return rollout, finished, starts, [*states, state]
 
 
-def values(
+def all_values(
     agent: Agent, state: State, obs: Tensor, starts: Tensor, next_obs: Tensor, truncated: Tensor
 ) -> tuple[Tensor, Tensor]:
     """V(obs) (T + 1, N) and V(next_obs) (T, N), each from the memory of what came before. V(next_obs_t) is
@@ -500,21 +496,16 @@ def flatten_parameters(agent: Agent) -> nn.Parameter:
 
 
 def in_chunks(x: Tensor, length: int, more: int = 0) -> Tensor:
-    """(T, N, ...) -> (length, T / length * N, ...), each chunk with `more` steps of the next: x has T + more."""
+    """(T, N, ...) -> (length, T / length * N, ...); with `more`, of T + more steps, each goes on that far."""
     return torch.cat([x[t : t + length + more] for t in range(0, len(x) - more, length)], 1)
-
-
-def whole(chunks: Tensor, lanes: int) -> Tensor:
-    """(length, T / length * N, ...) -> (T, N, ...): what `in_chunks` has cut, put together again."""
-    return torch.cat(chunks.split(lanes, 1))
 
 
 def update(
     agent: Agent, parameters: nn.Parameter, optimizer: torch.optim.Optimizer,
     batch: Batch, order: RandomStream, args: Args,
 ) -> dict[str, float]:  # fmt: skip
-    """Pass over the batch `update_epochs` times in shuffled minibatches of whole chunks, one gradient step for
-    each. Returns the diagnostics: means over the last epoch's minibatches, each taken before its step."""
+    """Pass over the batch `update_epochs` times in shuffled minibatches of chunks, one gradient step for each.
+    Returns the diagnostics: means over the last epoch's minibatches, each taken before its step."""
     for _ in range(args.update_epochs):
         permutation = order.permutation(batch.returns.shape[1]).to(batch.returns.device)
         epoch = []
@@ -524,7 +515,7 @@ def update(
             next_obs, action, reward, terminated, truncated, *old = fields
             if args.recompute_advantages:
                 with torch.no_grad():
-                    value, next_value = values(agent, state, obs, starts, next_obs, truncated)
+                    value, next_value = all_values(agent, state, obs, starts, next_obs, truncated)
                 if args.break_reset:
                     next_value = value[1:]
                 old[2:] = compute_gae(
@@ -548,24 +539,24 @@ def update(
 def check_args(args: Args, env: FlatEnv) -> None:
     """Raise Refusal, before anything has started, for settings that cannot work."""
     check_ranges(args)
-    space, steps, length = env.action_space, args.num_steps, args.bptt_length
-    rows, minibatches, total = args.num_envs * steps, args.num_minibatches, args.total_timesteps
+    space, rows, minibatches = env.action_space, args.num_envs * args.num_steps, args.num_minibatches
     kind = f"--env-id {args.env_id} has {type(space).__name__} actions"
     check(isinstance(space, (Box, Discrete)), f"{kind}, {SCRIPT}.py takes Discrete or Box ones")
-    fit = math.gcd(steps, length)
-    check(steps % length == 0, f"--bptt-length {length} does not divide --num-steps {steps}: {fit} does")
-    chunks = rows // length
-    fit = math.gcd(chunks, minibatches)
-    check(chunks % minibatches == 0, f"--num-minibatches {minibatches} does not divide {chunks} chunks: {fit} does")
-    wider = f"--num-minibatches {minibatches // 2} or --no-norm-adv"
+    fit, uneven = math.gcd(args.num_steps, args.bptt_length), args.num_steps % args.bptt_length
+    sentence = f"--bptt-length {args.bptt_length} does not divide --num-steps {args.num_steps}: {fit} does"
+    check(uneven == 0, sentence)
+    chunks = rows // args.bptt_length
+    fit = math.gcd(chunks, minibatches) % rows or 1  # never one row a minibatch
+    sentence = f"--num-minibatches {minibatches} does not divide {chunks} chunks of --bptt-length: {fit} does"
+    check(chunks % minibatches == 0, sentence)
+    wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
     check(rows > minibatches or not args.norm_adv, f"--norm-adv needs 2 rows in a minibatch: give {wider}")
+    total, size = args.total_timesteps, args.memory_size
     check(total >= rows, f"--total-timesteps {total} is less than one rollout: give {rows} or more")
     check(not (args.break_ and args.break_reset), "--break and --break-reset: give only one of the two")
-    heads = Transformer.HEADS
-    check(
-        args.memory != "transformer" or args.memory_size % heads == 0,
-        f"--memory-size {args.memory_size} is no multiple of the transformer's {heads} heads: give {-(-args.memory_size // heads) * heads}",
-    )
+    split = f"--memory-size {size} cannot be split among the transformer's {Transformer.HEADS} heads"
+    fits = args.memory != "transformer" or size % Transformer.HEADS == 0
+    check(fits, f"{split}: give {math.ceil(size / Transformer.HEADS) * Transformer.HEADS}")
 
 
 @restores_process
@@ -586,55 +577,53 @@ def train(args: Args) -> Agent:
 
     T, N, L = args.num_steps, args.num_envs, args.bptt_length
     num_iterations = args.total_timesteps // (T * N)
-    carried = Carried(agent.initial(N), args.device)
+    memory = Carried(agent.initial(N))
 
     # All that a resumed run needs to end in the same bytes as one that was never cut.
-    state = {"agent": agent, "optimizer": optimizer, "reward_scaling": reward_scaling, "memory": carried}
+    state = {"agent": agent, "optimizer": optimizer, "reward_scaling": reward_scaling, "memory": memory}
     state |= {"action_noise": action_noise, "minibatch_order": minibatch_order}
     state |= {f"env_{i}": env for i, env in enumerate(envs)}
     first_iteration = 1  # unless resumed
     run = Run(SCRIPT, args, num_parameters=parameters.numel())
     first_iteration = run.restore(state)
+    memory.state = on_each(lambda x: x.to(args.device), memory.state)
 
     for iteration in range(first_iteration, num_iterations + 1):
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - (iteration - 1) / num_iterations)
 
         noise = agent.draw_noise(action_noise, T, N, envs[0].action_dim).to(args.device)
-        rollout, finished, starts, states = collect_rollout(agent, envs, noise, carried.state, args)
+        rollout, finished, starts, states = collect_rollout(agent, envs, noise, memory.state, args)
         require_finite(iteration, observation=torch.cat(rollout[:2]), reward=rollout.reward)
-        carried.state = states.pop()
         obs, next_obs, action, reward, terminated, truncated = (x.to(args.device) for x in rollout)
+        starts, memory.state = starts.to(args.device), states.pop()
         if args.norm_reward:
             reward = reward_scaling(reward, terminated | truncated)
+
+        # Acting needed neither values nor log-probabilities: one pass over the finished rollout gives them.
+        with torch.no_grad():
+            values, next_value = all_values(agent, states[0], obs, starts, next_obs, truncated)
+            value, value_after_reset = values[:T], values[1:]
+            log_prob, _ = agent.log_prob_entropy(states[0], obs[:T], starts[:T], action)
+        value_at_time_limit = mean(next_value[truncated].tolist())
         if args.break_:
             terminated = terminated | truncated
-
-        # Acting needed neither values nor log-probabilities: one pass over the finished rollout gives them,
-        # computed as the update will compute them, from the same states, so that its first ratios are 1.
-        memory = on_each(lambda *rows: torch.cat(rows), *states)
-        obs, starts = in_chunks(obs, L, 1), in_chunks(starts.to(args.device), L, 1)
-        fields = (next_obs, action, reward, terminated, truncated)
-        fields = [in_chunks(x, L) for x in fields]
-        with torch.no_grad():
-            value, next_value = values(agent, memory, obs, starts, fields[0], fields[-1])
-            log_prob, _ = agent.log_prob_entropy(memory, obs[:-1], starts[:-1], fields[1])
-        value, value_after_reset, next_value = (whole(x, N) for x in (value[:-1], value[1:], next_value))
-        value_at_time_limit = mean(next_value[truncated].tolist())
         if args.break_reset:
             next_value = value_after_reset
         advantages, returns = compute_gae(
             reward, value, next_value, terminated, truncated, args.gamma, args.gae_lambda
         )
 
+        state_at = on_each(lambda *chunks: torch.cat(chunks), *states)
         if args.break_stale:
-            memory = on_each(torch.zeros_like, memory)
-        fields += [log_prob, *(in_chunks(x, L) for x in (value, advantages, returns))]
-        batch = Batch(memory, obs, starts, *fields)
+            state_at = on_each(torch.zeros_like, state_at)
+        rows = (next_obs, action, reward, terminated, truncated, log_prob, value, advantages, returns)
+        chunks = (in_chunks(x, L) for x in rows)
+        batch = Batch(state_at, in_chunks(obs, L, 1), in_chunks(starts, L, 1), *chunks)
         losses = update(agent, parameters, optimizer, batch, minibatch_order, args)
         require_finite(iteration, loss=torch.tensor(losses["loss"]), parameter=parameters)
         if args.norm_obs:
-            agent.obs_norm.update(rollout.obs[:T])
+            agent.obs_norm.update(obs[:T])
 
         unexplained = (returns - value).var(correction=0) / returns.var(correction=0)
         metrics = {
