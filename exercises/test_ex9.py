@@ -59,6 +59,7 @@ def test_each_environment_by_itself(ex):
 @step
 def test_no_gradient_crosses_a_reset(ex):
     state = torch.tensor([8.0, 8.0], requires_grad=True)
+    (0 * state).sum().backward()  # so that there is a gradient, of 0, also where nothing reaches it
     after = ex.step(state, torch.ones(2, requires_grad=True), torch.tensor([True, False]))
     check(after.requires_grad, "The state after a step has lost its gradient: the update learns through it.")
     after.sum().backward()
@@ -143,8 +144,9 @@ def test_a_chunk_from_its_state(ex):
     mistakes = [{empty: 1.0, before: 6.0}, {}, {LEAKS: 7.5}]
     for t, right in enumerate([4.0, 5.0, 5.0]):
         check_number(
-            f"In the second chunk, what the policy acts on at step {3 + t}", seen[t].item(), right, mistakes[t],
-            "The chunk begins with the state that was kept for it, 6, and goes on step by step as in collect.",
+            f"In the second chunk, what the policy acts on at step {3 + t}",
+            seen[t].item(), right, mistakes[t],
+            "The chunk begins with the state that was kept for it, 6; then it goes step by step, as collect.",
         )  # fmt: skip
 
 

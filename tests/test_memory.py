@@ -54,8 +54,8 @@ def inputs_and_starts(steps=50, lanes=6, seed=1):
 
 @each_memory
 def test_step_by_step_is_the_sequence(name):
-    """Fails with: the reset after the input for before it; a tap of the convolution that reaches over a start;
-    a window that is one shorter in `sequence`; a state that is not what the next step needs."""
+    """Fails with: the reset after the input for before it; a tap of the convolution that reaches over a
+    start; a window that is one shorter in `sequence`; a state that is not what the next step needs."""
     memory = make_memory(name)
     xs, starts = inputs_and_starts()
     state = before = full_state(memory, 6)
@@ -188,7 +188,7 @@ def args_for(out, probe=None, env_kwargs=None, **changes):
 
 
 VARIANTS = [{"memory": name} for name in NAMES] + [{"memory": "lstm", "shared_trunk": True}]
-each_variant = pytest.mark.parametrize("flags", VARIANTS, ids=lambda flags: "-".join(map(str, flags.values())))
+each_variant = pytest.mark.parametrize("flags", VARIANTS, ids=[*NAMES, "shared"])
 
 
 def first_minibatches(monkeypatch, out, **flags):
@@ -216,6 +216,10 @@ def test_a_stale_memory_shows_in_the_first_ratios(monkeypatch, tmp_path, name):
     """Fails with --break-stale without effect."""
     first, _ = first_minibatches(monkeypatch, tmp_path, memory=name, break_stale=True)
     assert min(first[1:]) > 1e-3  # the very first policy hardly looks at anything
+
+
+def assert_near(one, other):
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
 def lane(state, i):
@@ -257,7 +261,7 @@ def test_states_and_values_are_those_of_lanes_walked_alone(monkeypatch, tmp_path
                         if begins and bug != "break_memory":  # the replay does this reset itself
                             assert batch.starts[0, t // 8 * 2 + i]
                         else:
-                            script.on_each(lambda x, y: torch.testing.assert_close(x, y, atol=1e-5, rtol=0), chunk, own)
+                            script.on_each(assert_near, chunk, own)
                     obs, next_obs = rollout.obs[t, i], rollout.next_obs[t, i]
                     value = value_of(agent, own, obs)
                     torch.testing.assert_close(values[t, i], value, rtol=0, atol=1e-5)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-SCRIPTS = ["ppo_continuous", "ppo_discrete", "a2c", "ppo_gpu_batched"]
+SCRIPTS = ["ppo_continuous", "ppo_discrete", "a2c", "ppo_gpu_batched", "variants/ppo_memory"]
 # {script: {name: why its text is not the one that the scripts before it have}}
 OWN = {
     "ppo_discrete": {
@@ -32,6 +32,16 @@ OWN = {
         "train": "runs an iteration as functions that a CUDA graph can record",
         "evaluate": "has no `--env-kwargs` to pass on",
         "evaluate_only": "has no `--env-kwargs` to pass on",
+    },
+    "variants/ppo_memory": {
+        "Args": "the memory and its chunks; no `squash`, no `optimizer`",
+        "Agent": "like a2c's, with a memory in the place of the second hidden layer",
+        "Batch": "holds chunks of steps, and the state from which each is replayed",
+        "collect_rollout": "steps the memory, resets it, and keeps the states where chunks begin",
+        "update": "replays whole chunks, and with `--recompute-advantages` does their GAE anew",
+        "check_args": "takes both kinds of actions, and asks that chunks fit",
+        "train": "carries the memory from rollout to rollout, and cuts the rollout into chunks",
+        "evaluate": "begins each episode with an empty memory",
     },
 }
 ORDER = {"ppo_gpu_batched": "the functions that are captured stand first"}

@@ -179,7 +179,8 @@ class Recurrent(Memory):
 class Transformer(Memory):
     """One block of a transformer (Vaswani et al. 2017, arXiv:1706.03762), layers normalised first. Its state
     is the WINDOW inputs before this one, and for each whether it is of this episode. No input has a position:
-    each head learns what to add to a score at each distance back."""
+    each head learns what to add to a score at each distance back, and begins with a slope of its own (Press
+    et al. 2022, arXiv:2108.12409), so that some heads look at the last inputs and some at all."""
 
     WINDOW, HEADS = 32, 4
 
@@ -188,7 +189,8 @@ class Transformer(Memory):
         self.row_shapes = ((self.WINDOW, size), (self.WINDOW,))
         self.norm, self.last_norm = nn.LayerNorm(size), nn.LayerNorm(size)
         self.query, self.key, self.value = (nn.Linear(size, size) for _ in range(3))
-        self.distance_bias = nn.Parameter(torch.zeros(self.HEADS, self.WINDOW + 1))
+        slopes = 2.0 ** (1 - 2 * torch.arange(self.HEADS))
+        self.distance_bias = nn.Parameter(-slopes.outer(torch.arange(self.WINDOW + 1)))
         self.project = nn.Linear(size, size)
         self.mlp = nn.Sequential(
             nn.LayerNorm(size), nn.Linear(size, 2 * size), nn.ReLU(), nn.Linear(2 * size, size)
