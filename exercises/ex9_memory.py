@@ -7,7 +7,7 @@ begin each chunk with what the policy remembered there when it acted, or the pro
 are of two different policies. Both mistakes still train, only worse, and so both have lasted for years.
 
 You will learn: on which side of a step a reset stands, and what a chunk needs to be replayed.
-Read first: `Memory` and `collect_rollout` in variants/ppo_memory.py: `starts` is what you need of them.
+Read first: `NoMemory` and `collect_rollout` in variants/ppo_memory.py: `starts` is what you need of them.
 Time: about 20 minutes.
 
 The memory here is one number for each environment, `remember` below. Before you write code, work out on paper

@@ -130,8 +130,8 @@ def reset(state: State, starts: Tensor) -> State:
     return on_each(lambda x: x.masked_fill(starts.view(-1, *[1] * (x.dim() - 1)), 0.0), state)
 
 
-class Memory(nn.Module):
-    """What carries the past along. This one carries nothing, a layer like any other; the rest are made of it.
+class NoMemory(nn.Module):
+    """No memory: a layer like any other. Its methods are those of every memory; the others replace some.
     A state is a tuple of tensors with a row for each of N lanes, all zeros where the memory is empty."""
 
     row_shapes: tuple = ()  # of one lane in each tensor of the state
@@ -146,9 +146,9 @@ class Memory(nn.Module):
         return tuple(torch.zeros(lanes, *shape, device=device) for shape in self.row_shapes)
 
     def step(self, state: State, x: Tensor) -> tuple[Tensor, State]:
-        """Take in one input of each lane, (N, size), with no reset: outputs (N, size), and the state after."""
-        output, state = self.sequence(state, x.unsqueeze(0), torch.zeros_like(x[None, :, 0], dtype=torch.bool))
-        return output.squeeze(0), state
+        """Take in one input of each lane, (N, size), with no reset: outputs (N, size) and the state after."""
+        output, state = self.sequence(state, x[None], torch.zeros_like(x[None, :, 0], dtype=torch.bool))
+        return output[0], state
 
     def sequence(self, state: State, xs: Tensor, starts: Tensor) -> tuple[Tensor, State]:
         """Take in inputs (T, N, size) one after the other. Where starts, bool (T, N), says that an input is
@@ -156,7 +156,7 @@ class Memory(nn.Module):
         return self.layer(xs).tanh(), state
 
 
-class Recurrent(Memory):
+class Recurrent(NoMemory):
     """A GRU (Cho et al. 2014, arXiv:1406.1078) or an LSTM (Hochreiter and Schmidhuber 1997)."""
 
     def __init__(self, size: int, cell: type[nn.RNNCellBase]) -> None:
@@ -176,7 +176,7 @@ class Recurrent(Memory):
         return torch.stack(outputs), state
 
 
-class Transformer(Memory):
+class Transformer(NoMemory):
     """One block of a transformer (Vaswani et al. 2017, arXiv:1706.03762), layers normalised first. Its state
     is the WINDOW inputs before this one, and for each whether it is of this episode. No input has a position:
     each head learns what to add to a score at each distance back, and begins with a slope of its own (Press
@@ -218,8 +218,8 @@ class Transformer(Memory):
         return x.transpose(0, 1), (inputs[:, -W:] * kept.unsqueeze(-1), kept)
 
 
-class Mamba(Memory):
-    """A selective state space (Gu and Dao 2023, arXiv:2312.00752): h = exp(dt A) h + dt B u, and y = C h + D u,
+class Mamba(NoMemory):
+    """A selective state space (Gu and Dao 2023, arXiv:2312.00752): h = exp(dt A) h + dt B u, y = C h + D u,
     where dt, B and C depend on the input u, so that it chooses what to keep. Its state is h, and the inputs
     that the short convolution before it still needs."""
 
@@ -266,7 +266,7 @@ class Mamba(Memory):
         return y, ((inputs[last] * (episode[last] == episode[-1])).transpose(0, 1), h)
 
 
-MEMORIES = {"none": Memory, "transformer": Transformer, "mamba": Mamba}
+MEMORIES = {"none": NoMemory, "transformer": Transformer, "mamba": Mamba}
 MEMORIES |= {"gru": partial(Recurrent, cell=nn.GRUCell), "lstm": partial(Recurrent, cell=nn.LSTMCell)}
 
 
@@ -506,7 +506,7 @@ def update(
     agent: Agent, parameters: nn.Parameter, optimizer: torch.optim.Optimizer,
     batch: Batch, order: RandomStream, args: Args,
 ) -> dict[str, float]:  # fmt: skip
-    """Pass over the batch `update_epochs` times in shuffled minibatches of chunks, one gradient step for each.
+    """Pass over the batch `update_epochs` times in shuffled minibatches of chunks, one gradient step each.
     Returns the diagnostics: means over the last epoch's minibatches, each taken before its step."""
     for _ in range(args.update_epochs):
         permutation = order.permutation(batch.returns.shape[1]).to(batch.returns.device)

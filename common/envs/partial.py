@@ -64,13 +64,9 @@ class RepeatFirst(gym.Env):
         self.action_space = spaces.Discrete(3)
         self.length = length
 
-    def draw(self) -> int:
-        """The cue of an episode."""
-        return int(self.np_random.integers(-1, 2))
-
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
-        self.cue, self.steps = self.draw(), 0
+        self.cue, self.steps = int(self.np_random.integers(-1, 2)), 0
         return np.array([self.cue, 1.0], np.float32), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
