@@ -108,6 +108,17 @@ HINTS = {
         "state.loss.copy_(...), state.momentum.mul_(0.9).add_(gradient) and "
         "state.weight.sub_(state.learning_rate * state.momentum).",
     ),
+    9: (
+        "Whose past is in `state` when the first observation of an episode arrives, and who must not see "
+        "it? And for a chunk: if you had only its observations and its starts, what would you lack to come "
+        "to the same numbers as the policy did?",
+        "The reset comes first, and only where starts is true; then obs is taken in. A chunk lacks what "
+        "was remembered just before its first step, so that has to be kept before the step is taken. The "
+        "replay takes the very same steps, with the resets at the same places.",
+        "step: state = torch.where(starts, 0.0, state), then remember(state, obs). collect: if t % length "
+        "== 0, chunk_states.append(state); then state = step(state, obs[t], starts[t]) and "
+        "seen.append(state). replay: the same loop without chunk_states, and torch.stack(seen).",
+    ),
 }  # fmt: skip
 
 

@@ -231,8 +231,8 @@ def test_hints(capsys):
             )
             assert f"hint {step} of 3" in shown and following in shown
     assert hint.main(["3"]) == 0 and "hint 1 of 3" in capsys.readouterr().out
-    for words in ([], ["9"], ["3", "4"], ["three"]):
-        assert hint.main(words) == 2 and "N: 1 to 8, STEP: 1 to 3" in capsys.readouterr().err
+    for words in ([], ["10"], ["3", "4"], ["three"]):
+        assert hint.main(words) == 2 and "N: 1 to 9, STEP: 1 to 3" in capsys.readouterr().err
 
 
 def test_what_counts_is_what_was_committed(tmp_path):
@@ -449,6 +449,32 @@ WRONG = {
     "8 constant": (8, "(0.5 / gradient.norm())", "(torch.tensor(0.5) / gradient.norm())",
         "torch.tensor(...) copies"),
     "8 no clip": (8, "norm()).clamp(max=1.0)", "norm())", "should be"),
+    "9 no reset": (9, "    state = torch.where(starts, 0.0, state)\n", "",
+        "What the episode before has left"),
+    "9 reset after": (9, "    state = torch.where(starts, 0.0, state)\n    return remember(state, obs)",
+        "    return torch.where(starts, 0.0, remember(state, obs))", "Empty it before obs is taken in"),
+    "9 all environments": (9, "torch.where(starts, 0.0, state)", "state * (not starts.any())",
+        "each environment has its own flag"),
+    "9 detached": (9, "0.0, state)\n", "0.0, state).detach()\n", "and should be [0.0, 0.5]"),
+    "9 a step late": (9, "obs[t], starts[t]", "obs[t], starts[max(t - 1, 0)]",
+        "at step 2 is 9.5, and should be 6. What the episode before has left"),
+    "9 a step early": (9, "obs[t], starts[t]", "obs[t], starts[(t + 1) % len(obs)]",
+        "The memory is emptied a step early"),
+    "9 acts on the state before": (9, "seen.append(state)\n    return torch.stack(seen), ",
+        "seen.append(state)\n    seen = [torch.tensor([8.0]), *seen][:-1]\n    return torch.stack(seen), ",
+        "the policy has not seen obs yet"),
+    "9 the state after": (9, "chunk_states.append(state)",
+        "chunk_states.append(step(state, obs[t], starts[t]))", "the step is taken in twice"),
+    "9 chunks from nothing": (9, "chunk_states.append(state)", "chunk_states.append(0 * state)",
+        "the episode was under way"),
+    "9 one state for all": (9, "chunk_states.append(state)",
+        "chunk_states.append([*chunk_states, state][0])", "That is the state with which the rollout began"),
+    "9 replayed from nothing": (9, "    seen = []\n", "    seen, state = [], 0 * state\n",
+        "The chunk is replayed from an empty memory"),
+    "9 replayed without resets": (9, "step(state, x, start)", "remember(state, x)",
+        "What the episode before has left"),
+    "9 replayed one step deep": (9, "step(state, x, start)", "step(state.detach(), x, start)",
+        "it reaches back to the start of the episode"),
     "8 loss not left": (8, "state.loss.copy_(", "state.loss.add(", "an update leaves its loss there"),
 }  # fmt: skip
 

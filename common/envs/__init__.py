@@ -1,4 +1,4 @@
-"""Environments. Importing this package registers `CartPoleContinuous-v0` with Gymnasium."""
+"""Environments. Importing this package registers those that are our own with Gymnasium."""
 
 import gymnasium as gym
 
@@ -7,9 +7,11 @@ from common.envs.normalize import RewardScaling, RunningNorm
 
 __all__ = ["FlatEnv", "RewardScaling", "RunningNorm", "make_env"]
 
-if "CartPoleContinuous-v0" not in gym.registry:
-    gym.register(
-        id="CartPoleContinuous-v0",
-        entry_point="common.envs.cartpole:CartPoleContinuous",
-        max_episode_steps=500,
-    )
+for name, entry_point, max_episode_steps in (
+    ("CartPoleContinuous-v0", "common.envs.cartpole:CartPoleContinuous", 500),
+    ("CartPoleNoVelocity-v0", "common.envs.partial:CartPoleNoVelocity", 500),
+    ("PendulumNoVelocity-v0", "common.envs.partial:PendulumNoVelocity", 200),
+    ("RepeatFirst-v0", "common.envs.partial:RepeatFirst", None),
+):
+    if name not in gym.registry:
+        gym.register(id=name, entry_point=entry_point, max_episode_steps=max_episode_steps)

@@ -1,0 +1,1 @@
+"""Complete single-file variants beyond the scripts at the top: `python -m variants.NAME`."""
