@@ -345,7 +345,7 @@ def test_a_mask_that_allows_nothing_is_refused(monkeypatch):
 
 
 def test_masks_of_several_choices_follow_one_another():
-    """As Gymnasium's own sample() takes them, a tuple of arrays. Fails with the masks of all choices mixed."""
+    """As Gymnasium's own sample() takes them, a tuple of arrays. Fails with these in another order."""
     env = FlatEnv(Spaces(action="multidiscrete"), mask=True)
     reset, masks = env.unwrapped.reset, (np.array([1, 0], np.int8), np.array([0, 1, 1], np.int8))
     env.unwrapped.reset = lambda **kwargs: (reset(**kwargs)[0], {"action_mask": masks})
