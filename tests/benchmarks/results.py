@@ -56,8 +56,8 @@ Trained by `python -m tests.benchmarks.results run --main`.
 
 ![Training curves of the recipes](../../docs/results.png)
 """
-WHERE = """Episodes have other seeds since commit 4f536a8: what was trained before it gives other digits when it
-is trained again, of the same algorithm."""
+WHERE = """Episodes have other seeds since commit 4f536a8: what was trained before it gives other digits when
+it is trained again, of the same algorithm."""
 REPORT_ABLATIONS = """
 ## Ablations
 
