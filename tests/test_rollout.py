@@ -336,6 +336,22 @@ def test_training_with_masks_never_does_what_is_forbidden(monkeypatch, tmp_path)
     assert len(ppo_discrete.evaluate(agent, args)[0]) == 3
 
 
+def test_a_mask_that_allows_nothing_is_refused(monkeypatch):
+    """Fails with the first action taken for want of another."""
+    env = make_env("ProbeMasked-v0", mask=True)
+    monkeypatch.setattr(type(env.unwrapped), "allowed", lambda self: np.zeros(4, np.int8))
+    with pytest.raises(Refusal, match="--mask-actions: ProbeMasked-v0 forbids every action"):
+        env.reset()
+
+
+def test_masks_of_several_choices_follow_one_another():
+    """As Gymnasium's own sample() takes them, a tuple of arrays. Fails with these in another order."""
+    env = FlatEnv(Spaces(action="multidiscrete"), mask=True)
+    reset, masks = env.unwrapped.reset, (np.array([1, 0], np.int8), np.array([0, 1, 1], np.int8))
+    env.unwrapped.reset = lambda **kwargs: (reset(**kwargs)[0], {"action_mask": masks})
+    assert env.reset()[0][-5:].tolist() == [1, 0, 0, 1, 1]
+
+
 def test_an_environment_without_masks_is_refused(tmp_path):
     """At the first reset. Fails with every action allowed in silence."""
     args = tiny_args(ppo_discrete, tmp_path / "run", mask_actions=True)

@@ -107,7 +107,7 @@ class FlatEnv(gym.Wrapper):
             self._observe(obs)
         except Exception as error:
             raise self._failed("reset", error) from error
-        self._check(info)
+        self._check_return(info)
         return self.obs, info
 
     def step(self, action) -> tuple[np.ndarray, float, bool, bool, dict]:
@@ -118,7 +118,7 @@ class FlatEnv(gym.Wrapper):
             self._observe(obs)
         except Exception as error:
             raise self._failed("step", error) from error
-        self._check(info)
+        self._check_return(info)
         reward = self._number(reward, "a reward")
         terminated, truncated = self._number(terminated, "terminated"), self._number(truncated, "truncated")
         self.episodic_return += reward
@@ -147,15 +147,17 @@ class FlatEnv(gym.Wrapper):
         self.raw_obs = native(flat if isinstance(space, (Dict, Tuple)) else obs)
         self.obs = np.array(flat, dtype=np.float32).reshape(-1)
 
-    def _check(self, info: dict) -> None:
+    def _check_return(self, info: dict) -> None:
         if self.mask:
             mask = info.get("action_mask")
             check(
                 mask is not None,
                 f"--mask-actions: {self.name} gives no action_mask in its info: leave --mask-actions out",
             )
-            mask = np.asarray(mask if isinstance(self.action_space, Discrete) else np.hstack(mask))
-            self.obs = np.concatenate([self.obs, mask.reshape(-1).astype(np.float32)])
+            mask = np.hstack(mask).astype(np.float32)  # of several choices: one after the other
+            self.obs = np.concatenate([self.obs, mask])
+            parts = np.split(mask, np.cumsum(self.choices)[:-1])
+            check(all(part.any() for part in parts), f"--mask-actions: {self.name} forbids every action")
         check(
             self.obs.size == self.obs_dim,
             f"--env-id {self.name} returned {self.obs.size} numbers as an observation, where its spaces make "
