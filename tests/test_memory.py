@@ -305,7 +305,7 @@ def test_chunks_in_any_order_give_the_same_loss(monkeypatch, tmp_path, flags):
     assert abs(losses[0]["approx_kl"]) < 1e-9
 
 
-CUES = {0: [-1, 1, 1], 7: [0, 1, -1]}  # the first three cues of these seeds
+CUES = {4: [-1, 1, 1], 12: [0, 1, -1]}  # the first three cues of these seeds
 
 
 @each_that_remembers

@@ -40,6 +40,16 @@ OWN = {
         "train": "runs an iteration as functions that a CUDA graph can record",
         "evaluate, evaluate_only": "have no `--env-kwargs` to pass on",
     },
+    "variants.ppo_memory": {
+        "Args": "the memory and its chunks; no `squash`, no `optimizer`",
+        "Agent": "like a2c's, with a memory in the place of the second hidden layer",
+        "Batch": "holds chunks of steps, and the state from which each is replayed",
+        "collect_rollout": "steps the memory, resets it, and keeps the states where chunks begin",
+        "update": "replays whole chunks, and with `--recompute-advantages` does their GAE anew",
+        "check_args": "takes both kinds of actions, and asks that chunks fit",
+        "train": "carries the memory from rollout to rollout, and cuts the rollout into chunks",
+        "evaluate": "begins each episode with an empty memory",
+    },
 }
 ORDER: dict[str, str] = {}
 

@@ -12,7 +12,6 @@ policy had there when it collected them (Kapturowski et al. 2019, "Recurrent exp
     python -m variants.ppo_memory --resume runs/NAME      # go on after Ctrl-C, to the same bytes
     python -m variants.ppo_memory --eval-only runs/NAME   # play the saved policy
     python -m rerun runs/NAME/recording.rrd               # watch it
-    python -m common.compare runs                         # compare runs
 """
 
 import math
@@ -29,8 +28,10 @@ from torch import Tensor, nn
 
 from common.cli import check, check_ranges, command_line, flag, load_checkpoint, parse_args
 from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
-from common.run_log import Run, mean, report_evaluation, require_finite
-from common.seeding import RandomStream, initial_weights, restores_process
+from common.metrics import mean, report_evaluation, require_finite
+from common.process import restores_process
+from common.run_folder import Run
+from common.seeding import RandomStream, initial_weights
 
 SCRIPT = Path(__file__).stem
 State = tuple  # what a memory holds: tensors with a row for each lane, in tuples; zeros where it is empty
@@ -66,7 +67,7 @@ class Args:
     shared_trunk: bool = False  # one memory for actor and critic
     log_std_init: float = 0.0  # initial log standard deviation of the action
     norm_obs: bool = False  # observations to running mean 0, std 1
-    norm_reward: bool = False  # rewards (and so V) divided by the running std of the discounted return
+    norm_reward: bool = True  # rewards (and so V) divided by the running std of the discounted return
     break_: Annotated[bool, flag(name="break")] = False  # BUG on purpose: a time limit is taken for a fall
     break_reset: bool = False  # BUG on purpose: a time limit bootstraps from the next episode's first obs
     break_memory: bool = False  # BUG on purpose: the memory runs on from one episode into the next
@@ -159,10 +160,17 @@ class NoMemory(nn.Module):
 class Recurrent(NoMemory):
     """A GRU (Cho et al. 2014, arXiv:1406.1078) or an LSTM (Hochreiter and Schmidhuber 1997)."""
 
+    SPAN = 32
+
     def __init__(self, size: int, cell: type[nn.RNNCellBase]) -> None:
         nn.Module.__init__(self)
         self.cell = cell(size, size)
         self.row_shapes = ((size,),) * (2 if cell is nn.LSTMCell else 1)
+        # Units that keep what they hold for 2 to SPAN steps (Tallec and Ollivier 2018, arXiv:1804.11188).
+        keep = torch.log(torch.empty(size).uniform_(1, self.SPAN - 1))
+        self.cell.bias_hh.data[size : 2 * size] = keep  # a GRU's update gate, or an LSTM's forget gate
+        if cell is nn.LSTMCell:
+            self.cell.bias_hh.data[:size] = -keep  # what it keeps it does not overwrite
 
     def step(self, state: State, x: Tensor) -> tuple[Tensor, State]:
         state = self.cell.forward(x, state) if len(state) > 1 else (self.cell.forward(x, state[0]),)
@@ -289,9 +297,7 @@ class Agent(nn.Module):
         self.discrete = isinstance(env.action_space, Discrete)
         if not self.discrete:
             self.log_std = nn.Parameter(torch.full((env.action_dim,), args.log_std_init))
-            for name, bound in (("low", env.action_space.low), ("high", env.action_space.high)):
-                bound = torch.as_tensor(bound.reshape(-1), dtype=torch.float32)
-                self.register_buffer(name, bound, persistent=False)
+            self.low, self.high = env.low, env.high
 
     def initial(self, lanes: int) -> State:
         """The state of empty memories."""
@@ -319,8 +325,9 @@ class Agent(nn.Module):
         return output.argmax(-1) if self.discrete else output
 
     def env_action(self, action: Tensor) -> np.ndarray:
-        """What the environment is given: the index itself, or the vector clipped to its bounds."""
-        return (action if self.discrete else action.clamp(self.low, self.high)).cpu().numpy()
+        """What the environment is given: the index, or the vector clipped to its bounds in their own type."""
+        action = action.cpu().numpy()
+        return action if self.discrete else action.clip(self.low, self.high)
 
     def value(self, state: State, obs: Tensor, starts: Tensor) -> Tensor:
         """V (T, N) of observations that are taken in one after the other from `state` on."""
@@ -341,10 +348,9 @@ class Agent(nn.Module):
 class Rollout(NamedTuple):
     """What happened, T = num_steps in N = num_envs environments. `next_obs` is what the step returned, before
     any reset; `obs[t + 1]` is where the environment stood then: the same, or the next episode's start."""
-
     obs: Tensor  # float32[T + 1, N, obs_dim]
     next_obs: Tensor  # float32[T, N, obs_dim]
-    action: Tensor  # as sampled: float32[T, N, action_dim] for Box, int64[T, N] for Discrete
+    action: Tensor  # as sampled: float32[T, N, action_dim] for Box, int64 for choices
     reward: Tensor  # float32[T, N]
     terminated: Tensor  # bool[T, N]: the task is over, as in a fall
     truncated: Tensor  # bool[T, N]: the clock ran out, and the task would have gone on
@@ -353,7 +359,6 @@ class Rollout(NamedTuple):
 class Batch(NamedTuple):
     """A rollout cut into C = T / L * N chunks of L = bptt_length steps, with what the update must know of the
     policy that collected it. A chunk's obs and starts go one step further, to where the next one begins."""
-
     state: State  # of the memories where each chunk begins, C lanes
     obs: Tensor  # float32[L + 1, C, obs_dim]
     starts: Tensor  # bool[L + 1, C]: obs is the first of an episode
@@ -485,9 +490,8 @@ def ppo_loss(
 
 
 def flatten_parameters(agent: Agent) -> nn.Parameter:
-    """One vector of all parameters and, as its .grad, one of their gradients; each parameter becomes a view.
-    Clearing, clipping and stepping are then one call each, not a dozen: on networks this small a call costs
-    more than its arithmetic. Clear it by `flat.grad.zero_()`: `zero_grad()` would drop the views."""
+    """One vector of all parameters, and of their gradients as its .grad; each parameter becomes a view. To
+    clear, clip or step is then one call, not a dozen. Not `zero_grad()`, though: it would drop the views."""
     parameters = list(agent.parameters())
     sizes = [p.numel() for p in parameters]
     flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
@@ -566,7 +570,8 @@ def train(args: Args) -> Agent:
     """Train from args.seed, or go on where args.resume stopped; returns the agent. Raises Refusal (a
     ValueError) for settings that cannot work, NonFinite when a loss or observation stops being a number."""
     torch.set_num_threads(1)  # more would only wait for each other, and the bytes would depend on how many
-    check_args(args, make_env(args.env_id, args.env_kwargs))
+    with make_env(args.env_id, args.env_kwargs) as env:  # closed at once: of some only one can be open
+        check_args(args, env)
     envs = [make_env(args.env_id, args.env_kwargs, args.seed, index) for index in range(args.num_envs)]
     with initial_weights(args.seed):
         agent = Agent(envs[0], args).to(args.device)
@@ -576,7 +581,6 @@ def train(args: Args) -> Agent:
     action_noise, minibatch_order = RandomStream(args.seed, "action"), RandomStream(args.seed, "minibatch")
     for env in envs:
         env.reset()
-
     T, N, L = args.num_steps, args.num_envs, args.bptt_length
     num_iterations = args.total_timesteps // (T * N)
     memory = Carried(agent.initial(N))
@@ -629,21 +633,20 @@ def train(args: Args) -> Agent:
 
         unexplained = (returns - value).var(correction=0) / returns.var(correction=0)
         metrics = {
-            "iteration": iteration,
-            "global_step": iteration * T * N,
-            "episodes": len(finished),
+            "iteration": iteration, "global_step": iteration * T * N, "episodes": len(finished),
             "episodic_return": mean([score for score, _ in finished]),
             "episodic_length": mean([length for _, length in finished]),
-            "value_at_time_limit": value_at_time_limit,
-            **losses,
-            "explained_variance": (1 - unexplained).item(),
-            "learning_rate": optimizer.param_groups[0]["lr"],
-        }
+            "value_at_time_limit": value_at_time_limit, **losses,
+            "explained_variance": (1 - unexplained).item(), "learning_rate": optimizer.param_groups[0]["lr"],
+        }  # fmt: skip
         run.log(metrics)
         run.save(iteration, state)
         run.stop_if_asked()
 
-    run.finish(*evaluate(agent, args, run.film))
+    for env in envs:
+        env.close()
+    run.finish()
+    run.report(*evaluate(agent, args, run.film))
     return agent
 
 
@@ -651,7 +654,7 @@ def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[li
     """Play `eval_episodes` episodes with the best action, each from an empty memory. Returns the scores and
     how many episodes were stopped at `eval_max_steps`. Seeds are the same for every run, the environment is
     its own, and no random stream of training is drawn from. `film(env)` sees the first episode."""
-    env = make_env(args.env_id, args.env_kwargs, stream="eval", render=film is not None)
+    env = make_env(args.env_id, args.env_kwargs, stream="eval", render=bool(film))
     scores, stopped, no_start = [], 0, torch.zeros(1, dtype=torch.bool, device=args.device)
     for episode in range(args.eval_episodes):
         obs, _ = env.reset()
@@ -675,9 +678,9 @@ def evaluate_only(args: Args) -> None:
     torch.set_num_threads(1)
     checkpoint = load_checkpoint(args, SCRIPT)
     check(args.eval_episodes > 0, "--eval-only needs --eval-episodes 1 or more")
-    env = make_env(args.env_id, args.env_kwargs)
-    check_args(args, env)
-    agent = Agent(env, args).to(args.device)
+    with make_env(args.env_id, args.env_kwargs) as env:
+        check_args(args, env)
+        agent = Agent(env, args).to(args.device)
     flatten_parameters(agent)  # where a parameter lies in memory decides the last bit of a product
     agent.load_state_dict(checkpoint["state"]["agent"])
     report_evaluation(args, checkpoint, *evaluate(agent, args))
