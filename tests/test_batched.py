@@ -568,6 +568,7 @@ def compiled_work(monkeypatch, out, **flags):
     return work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [False, True])
 def test_the_work_of_compiling_does_not_grow_with_num_steps(monkeypatch, tmp_path, norm):
     """One graph for each function, as large for 64 steps as for 8. Fails with GAE or the reward scaling, that

@@ -320,6 +320,7 @@ def test_the_prediction_is_recorded_first_and_a_stopped_run_goes_on(tmp_path, ca
     assert len(trained) == 100 + total, "a finished run was done again"
 
 
+@pytest.mark.slow
 def test_a_run_of_exercise_2_trains(monkeypatch):
     """The real command, cut to one rollout."""
     monkeypatch.setattr(

@@ -31,32 +31,27 @@ def odd_args(script, out, name="Point", **changes):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """What a script's checkpoint holds after training on the plain environment, by script."""
-    trained = {}
-
-    def of(script):
-        if script not in trained:
-            folder = tmp_path_factory.mktemp("plain")
-            script.train(odd_args(script, folder, eval_episodes=0))
-            trained[script] = load(folder)["state"]["agent"]
-        return trained[script]
-
-    return of
+    """What the agent holds after training on the plain environment. One script shows it for all: what returns
+    from an environment is FlatEnv's to take; what each script does itself, closing, is tested below."""
+    OPEN.clear()
+    folder = tmp_path_factory.mktemp("plain")
+    ppo_continuous.train(odd_args(ppo_continuous, folder, eval_episodes=0))
+    return load(folder)["state"]["agent"]
 
 
 @pytest.mark.parametrize("odd", ALIKE, ids=lambda cls: cls.__name__)
-def test_what_is_odd_and_legal_trains_to_the_same_weights(script, plain, odd, tmp_path, capsys):
+def test_what_is_odd_and_legal_trains_to_the_same_weights(plain, odd, tmp_path, capsys):
     """Fails, each for an environment of its own: with what was returned kept and not copied; with torch given
     another byte order or a negative stride; with seeds of 32 bits; with an array taken for a truth value;
     with the environment's copy of an action kept for the replay; and (nothing_stays_open) with one not closed
     or closed twice."""
-    script.train(odd_args(script, tmp_path, odd.__name__, eval_episodes=1))
+    ppo_continuous.train(odd_args(ppo_continuous, tmp_path, odd.__name__, eval_episodes=1))
     for name, weight in load(tmp_path)["state"]["agent"].items():
-        assert torch.equal(weight, plain(script)[name]), name
+        assert torch.equal(weight, plain[name]), name
     assert "closing" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("odd", ["SharedBuffer", "OtherBytes", "Backwards", "KeepsItsActions"])
+@pytest.mark.parametrize("odd", ["SharedBuffer", "OtherBytes"])
 def test_an_odd_environment_comes_back_by_replay(odd, tmp_path, capsys):
     """Fails with the raw observation kept as it was returned."""
     script = ppo_continuous

@@ -5,6 +5,7 @@ import signal
 import pytest
 import torch
 
+import ppo_discrete
 from common.process import at_exit, on_failure, restores_process
 from tests.conftest import load, tiny_args
 
@@ -47,9 +48,10 @@ def under(name):
 
 
 @pytest.mark.parametrize("name", ["no_grad", "inference_mode", "autocast", "device"])
-def test_a_callers_settings_change_nothing(script, name, tmp_path):
+def test_a_callers_settings_change_nothing(name, tmp_path):
     """Fails with any of the four left as the caller has it: an error about grad_fn, inference tensors or the
     device, and with autocast other weights."""
+    script = ppo_discrete
     with under(name):
         script.train(tiny_args(script, tmp_path / "under"))
         grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()

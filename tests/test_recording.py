@@ -273,7 +273,7 @@ assert "RUST_LOG" not in os.environ
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a limit of Unix's")
-@pytest.mark.parametrize("limit", [100, 4000])
+@pytest.mark.parametrize("limit", [100, pytest.param(4000, marks=pytest.mark.slow)])
 def test_a_full_disk_costs_one_line(tmp_path: Path, limit: int) -> None:
     """At its beginning, where Rerun waits for ever, and later. Catches Rerun's own coloured lines on stderr,
     a process that does not end, and a file cut short and nothing said (broken: RUST_LOG not set; set_sinks
