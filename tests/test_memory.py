@@ -187,6 +187,10 @@ def args_for(out, probe=None, env_kwargs=None, **changes):
     return tiny_args(script, out, **{**small, **changes})
 
 
+def slowly(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 VARIANTS = [{"memory": name} for name in NAMES] + [{"memory": "lstm", "shared_trunk": True}]
 each_variant = pytest.mark.parametrize("flags", VARIANTS, ids=[*NAMES, "shared"])
 
@@ -203,7 +207,7 @@ def first_minibatches(monkeypatch, out, **flags):
 
 
 @each_variant
-@pytest.mark.parametrize("more", [{}, {"norm_obs": True}, {"recompute_advantages": True}])
+@pytest.mark.parametrize("more", [{}, slowly({"norm_obs": True}), slowly({"recompute_advantages": True})])
 def test_before_the_first_gradient_step_the_policy_is_the_old_one(monkeypatch, tmp_path, flags, more):
     """Fails with chunks replayed from zeros (--break-stale), from the states one step on or from those of
     another chunk, and with starts one step early or late in the replay alone."""
@@ -228,7 +232,7 @@ def lane(state, i):
 
 @pytest.mark.parametrize(
     ("flags", "bug"),
-    [(flags, None) for flags in VARIANTS]
+    [({"memory": "gru"}, None), *(slowly(flags, None) for flags in VARIANTS if flags["memory"] != "gru")]
     + [({"memory": "gru"}, bug) for bug in ("break_", "break_reset", "break_memory")],
 )
 def test_states_and_values_are_those_of_lanes_walked_alone(monkeypatch, tmp_path, flags, bug):
