@@ -24,10 +24,8 @@ from common.cli import one_line
 from common.rerun_io import Stuck, complete, import_rerun, in_time, no_display
 
 TIMELINE = "step"
-CARTPOLES = {
-    "CartPoleContinuous-v0",
-    "CartPole-v1",
-}  # drawn as geometry; other environments as rendered frames
+# Drawn as geometry; other environments as rendered frames.
+CARTPOLES = {"CartPoleContinuous-v0", "CartPole-v1", "CartPoleNoVelocity-v0"}
 MAX_FRAMES = 300  # rendered frames kept of an episode: a longer one keeps every second, third, ...
 
 BLUE, ORANGE, GREEN, GREY = 0x5AA9E6FF, 0xF4A259FF, 0x6CC17AFF, 0x8A94A0FF
