@@ -135,14 +135,10 @@ TAXI = (
 RECIPES["taxi"] = Recipe(TAXI, 5, table="masks")
 RECIPES["taxi masked"] = Recipe(f"{TAXI} --mask-actions", 5, 7.0, table="masks")
 MEMORY = "-m variants.ppo_memory"
-RECIPES["memory gru"] = Recipe(MEMORY, 5, 450, table="memory")
-RECIPES["memory lstm"] = Recipe(f"{MEMORY} --memory lstm", 5, table="memory")
+RECIPES["memory gru"] = Recipe(MEMORY, 5, 475, table="memory")
 RECIPES["memory none"] = Recipe(f"{MEMORY} --memory none", 5, table="memory")
 REPEAT = f"{MEMORY} --env-id RepeatFirst-v0 --total-timesteps 100000"
 RECIPES["repeat first gru"] = Recipe(REPEAT, 5, 0.95, table="memory")
-RECIPES["repeat first none"] = Recipe(f"{REPEAT} --memory none", 5, table="memory")
-REPEAT += """ --env-kwargs '{"length": 32}' --num-steps 66 --bptt-length 33 --gae-lambda 0"""
-RECIPES["repeat first 32 gru"] = Recipe(REPEAT, 5, 0.95, table="memory")
 RECIPES["raw pendulum"] = Recipe(
     "ppo_continuous.py --env-id Pendulum-v1 --total-timesteps 200000 --num-envs 4 --num-steps 512 "
     "--num-minibatches 32 --update-epochs 10 --learning-rate 1e-3 --gae-lambda 0.95",
