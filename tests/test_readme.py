@@ -44,7 +44,8 @@ def marked(command):
     slow = "ppo_gpu_batched.py" in command or kind_of(command) == "torchrun"
     absent = "Taxi-v4" in command and "Taxi-v4" not in gymnasium.registry
     newer = pytest.mark.skipif(absent, reason="Gymnasium has Taxi-v4 from 1.3 on")
-    return pytest.param(command, marks=[newer, *[pytest.mark.extras] * extras, *[pytest.mark.slow] * slow])
+    marks = [newer] * absent + [pytest.mark.extras] * extras + [pytest.mark.slow] * slow
+    return pytest.param(command, marks=marks)
 
 
 def of(*kinds):
