@@ -55,7 +55,7 @@ class Args:
     update_epochs: int = 4  # passes over each rollout
     norm_adv: bool = True  # advantages to mean 0, std 1 in each minibatch; off: score 500
     clip_coef: float = 0.2  # how far the ratio may move before the surrogate stops paying
-    clip_ratio: bool = True  # the surrogate clip itself: bounds each update; off: score 266
+    clip_ratio: bool = True  # the surrogate clip itself: bounds each update; off: score 324
     clip_vloss: bool = False  # clip the value's move too; on: score 467
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss

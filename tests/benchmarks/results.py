@@ -135,7 +135,7 @@ TAXI = (
 RECIPES["taxi"] = Recipe(TAXI, 5, table="masks")
 RECIPES["taxi masked"] = Recipe(f"{TAXI} --mask-actions", 5, 7.0, table="masks")
 MEMORY = "-m variants.ppo_memory"
-RECIPES["memory gru"] = Recipe(MEMORY, 5, 475, table="memory")
+RECIPES["memory gru"] = Recipe(MEMORY, 5, 450, table="memory")
 RECIPES["memory none"] = Recipe(f"{MEMORY} --memory none", 5, table="memory")
 REPEAT = f"{MEMORY} --env-id RepeatFirst-v0 --total-timesteps 100000"
 RECIPES["repeat first gru"] = Recipe(REPEAT, 5, 0.95, table="memory")
