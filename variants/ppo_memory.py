@@ -260,15 +260,14 @@ class Mamba(NoMemory):
         taps = (inputs[k : k + T] * same[k] * self.conv_weight[k] for k in range(self.CONV))
         u = nn.functional.silu(sum(taps) + self.conv_bias)
         dt, b, c = self.select(u).split([self.rank, self.STATES, self.STATES], -1)
-        dt = nn.functional.softplus(self.to_dt(dt)).unsqueeze(-1)  # (T, N, inner, 1)
-        # An episode that starts keeps nothing: its decay is to exactly 0.
-        keep = torch.exp(-dt * self.log_decay.exp()) * ~starts[..., None, None]
-        add = dt * b.unsqueeze(-2) * u.unsqueeze(-1)
-        history = []
-        for t in range(T):
-            h = torch.addcmul(add[t], keep[t], h)
-            history.append(h)
-        y = (torch.stack(history) @ c.unsqueeze(-1)).squeeze(-1) + self.skip * u
+        dt = nn.functional.softplus(self.to_dt(dt))
+        keep = torch.exp(dt.unsqueeze(-1) * -self.log_decay.exp())  # (T, N, inner, STATES), like add
+        add, ys = (dt * u).unsqueeze(-1) * b.unsqueeze(-2), []
+        for keep_t, add_t, c_t, start in zip(keep, add, c.unsqueeze(-1), starts, strict=True):
+            (h,) = reset((h,), start)
+            h = torch.addcmul(add_t, keep_t, h)
+            ys.append(h @ c_t)
+        y = torch.stack(ys).squeeze(-1) + self.skip * u
         y = self.last_norm(xs + self.project_out(y * nn.functional.silu(gate)))
         last = slice(1 - self.CONV, None)
         return y, ((inputs[last] * (episode[last] == episode[-1])).transpose(0, 1), h)
