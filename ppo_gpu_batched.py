@@ -14,8 +14,6 @@ Python in between; without CUDA the same functions run as they are. On either, -
     python ppo_gpu_batched.py --eval-only runs/NAME          # play the saved policy
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shutil
