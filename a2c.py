@@ -176,7 +176,7 @@ class Rollout(NamedTuple):
     any reset; `obs[t + 1]` is where the environment stood then: the same, or the next episode's start."""
     obs: Tensor  # float32[T + 1, N, obs_dim]
     next_obs: Tensor  # float32[T, N, obs_dim]
-    action: Tensor  # as sampled: float32[T, N, action_dim] for Box, int64 for choices
+    action: Tensor  # as sampled: float32[T, N, action_dim], or of choices int64[T, N, *action_shape]
     reward: Tensor  # float32[T, N]
     terminated: Tensor  # bool[T, N]: the task is over, as in a fall
     truncated: Tensor  # bool[T, N]: the clock ran out, and the task would have gone on
@@ -278,7 +278,7 @@ def check_args(args: Args, env: FlatEnv) -> None:
     space, rows, total = env.action_space, args.num_envs * args.num_steps, args.total_timesteps
     kind = f"--env-id {args.env_id} has {type(space).__name__} actions"
     fits = isinstance(space, (Box, Discrete))
-    check(fits, f"{kind}, {SCRIPT}.py takes Discrete or Box: ppo_discrete.py takes others")
+    check(fits, f"{kind}, {SCRIPT}.py takes Discrete or Box: ppo_discrete.py takes several choices")
     wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"
     check(rows > 1 or not args.norm_adv, f"--norm-adv needs 2 rows in a rollout: give {wider}")
     check(total >= rows, f"--total-timesteps {total} is less than one rollout: give {rows} or more")

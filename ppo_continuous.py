@@ -137,7 +137,7 @@ class Agent(nn.Module):
         self.critic = nn.Sequential(*critic_trunk, init(nn.Linear(width, 1), 1.0))
         self.log_std = nn.Parameter(torch.full((env.action_dim,), args.log_std_init))
         self.low, self.high = env.low, env.high
-        self.register_buffer("half_range", torch.tensor((env.high - env.low) / 2).float(), persistent=False)
+        self.register_buffer("half_range", torch.tensor(env.high / 2 - env.low / 2).float(), persistent=False)
         self.squash = args.squash
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class Rollout(NamedTuple):
     any reset; `obs[t + 1]` is where the environment stood then: the same, or the next episode's start."""
     obs: Tensor  # float32[T + 1, N, obs_dim]
     next_obs: Tensor  # float32[T, N, obs_dim]
-    action: Tensor  # as sampled: float32[T, N, action_dim] for Box, int64 for choices
+    action: Tensor  # as sampled: float32[T, N, action_dim], or of choices int64[T, N, *action_shape]
     reward: Tensor  # float32[T, N]
     terminated: Tensor  # bool[T, N]: the task is over, as in a fall
     truncated: Tensor  # bool[T, N]: the clock ran out, and the task would have gone on
@@ -309,7 +309,7 @@ def check_args(args: Args, env: FlatEnv) -> None:
     check_ranges(args)
     space, rows, minibatches = env.action_space, args.num_envs * args.num_steps, args.num_minibatches
     kind = f"--env-id {args.env_id} has {type(space).__name__} actions"
-    check(isinstance(space, Box), f"{kind}, {SCRIPT}.py takes Box: ppo_discrete.py takes the others")
+    check(isinstance(space, Box), f"{kind}, {SCRIPT}.py takes Box: ppo_discrete.py takes discrete ones")
     fit = math.gcd(rows, minibatches) % rows or 1  # never one row a minibatch
     check(rows % minibatches == 0, f"--num-minibatches {minibatches} does not divide {rows} rows: {fit} does")
     wider = f"--num-steps {2 * args.num_steps} or --no-norm-adv"

@@ -172,7 +172,7 @@ class Rollout(NamedTuple):
     any reset; `obs[t + 1]` is where the environment stood then: the same, or the next episode's start."""
     obs: Tensor  # float32[T + 1, N, obs_dim]
     next_obs: Tensor  # float32[T, N, obs_dim]
-    action: Tensor  # as sampled: float32[T, N, action_dim] for Box, int64 for choices
+    action: Tensor  # as sampled: float32[T, N, action_dim], or of choices int64[T, N, *action_shape]
     reward: Tensor  # float32[T, N]
     terminated: Tensor  # bool[T, N]: the task is over, as in a fall
     truncated: Tensor  # bool[T, N]: the clock ran out, and the task would have gone on

@@ -135,6 +135,14 @@ class NeedsClose(Point):
         self.stop.set()
 
 
+class CloseRaises(Point):
+    """Cannot be closed without an error."""
+
+    def close(self):
+        super().close()
+        raise OSError("the port is gone")
+
+
 class NoRenderArgument(Point):
     """Says that it renders, and takes no render_mode."""
 
@@ -211,6 +219,6 @@ class StrictBounds(Point):
         return super().step(action)
 
 
-for cls in (Point, *ALIKE, OneAtATime, TwoRewards, TooFew, Raises, StrictBounds):
+for cls in (Point, *ALIKE, OneAtATime, CloseRaises, TwoRewards, TooFew, Raises, StrictBounds):
     if f"Odd{cls.__name__}-v0" not in gym.registry:
         gym.register(id=f"Odd{cls.__name__}-v0", entry_point=cls)

@@ -10,7 +10,6 @@ from torch.distributions import AffineTransform, Independent, Normal, TanhTransf
 
 import ppo_continuous
 from common.envs import make_env
-from tests import envs_for_tests  # noqa: F401  (registers its environments)
 from tests.conftest import of_ppo
 
 SWITCHES = ("norm_adv", "clip_ratio", "clip_vloss")
@@ -63,7 +62,7 @@ def test_gradient_reaches_the_weights_as_torch_distributions_would_send_it(flags
     """Fails with: `mean.detach()` or `log_std.detach()` in the log-probability; the tanh correction added for
     subtracted."""
     script = ppo_continuous
-    env = make_env("ProbeSpaces-v0", '{"action": "uneven"}')
+    env = make_env("tests.envs_for_tests:ProbeSpaces-v0", '{"action": "uneven"}')
     args = script.Args(
         **flags, squash=squash, clip_coef=CLIP, vf_coef=0.7, ent_coef=0.03, hidden_dim=8, log_std_init=-0.5
     )
@@ -190,7 +189,7 @@ def test_squashed_log_prob_is_finite_far_out(u):
 
 def test_squash_maps_onto_the_bounds_and_its_log_prob_is_of_that_action():
     """Fails with the action left in (-1, 1), and with the half-range left out of the log-probability."""
-    env = make_env("ProbeSpaces-v0", '{"action": "uneven"}')
+    env = make_env("tests.envs_for_tests:ProbeSpaces-v0", '{"action": "uneven"}')
     torch.manual_seed(0)
     agent = ppo_continuous.Agent(env, ppo_continuous.Args(squash=True)).double()
     low, high = torch.as_tensor(np.stack([env.action_space.low, env.action_space.high])).double()

@@ -160,7 +160,10 @@ def test_mamba_is_its_recurrence():
         )
         h, seen = np.zeros((2 * SIZE, 16)), np.zeros((3, 2 * SIZE))
         weights = {name: p.numpy() for name, p in memory.named_parameters()}
-        silu = lambda x: x / (1 + np.exp(-x))  # noqa: E731
+
+        def silu(x):
+            return x / (1 + np.exp(-x))
+
         for t in range(5):
             u, gate = np.split(memory.project_in(memory.norm(xs[t, 0])).numpy(), 2)
             seen = np.concatenate([seen, u[None]])[-4:]

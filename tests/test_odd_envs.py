@@ -119,6 +119,14 @@ def test_all_are_closed_when_a_run_is_stopped(script, tmp_path, monkeypatch):
     assert stop.value.code == 130
 
 
+def test_an_error_in_closing_costs_a_line_and_no_result(script, tmp_path, capsys):
+    """Fails with the error let through: the training would be done and its summary not written."""
+    script.train(odd_args(script, tmp_path, "CloseRaises"))
+    assert json.loads((tmp_path / "summary.json").read_text())["eval_episodes"] == 2
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("closing ")]
+    assert set(lines) == {"closing an environment raised OSError: the port is gone"}
+
+
 def test_a_refused_kind_is_closed_too(tmp_path, monkeypatch):
     """Fails (nothing_stays_open) with the environment left open where FlatEnv refuses its spaces."""
 

@@ -36,7 +36,7 @@ from common.cli import NOT_TRAINING, EnvironmentFailed, Refusal, command_line, s
 from common.envs import make_env
 from common.files import canonical
 from common.run_folder import Run
-from tests.conftest import ROOT, load, metrics
+from tests.conftest import ROOT, SCRIPTS, load, metrics
 from tests.run_envs import actions_of, fields, small, training_changes, walk
 
 BASE = {"iteration", "global_step", "episodes", "episodic_return", "episodic_length", "value_at_time_limit",
@@ -936,12 +936,14 @@ def test_an_environment_that_remembers_resumes_with_one_line(script, tmp_path, c
 
 
 @pytest.mark.extras
-@pytest.mark.parametrize("env_id", ["LunarLander-v3", "Hopper-v5"])
+@pytest.mark.parametrize(
+    "script, env_id",
+    [*((name, "LunarLander-v3") for name in SCRIPTS), ("ppo_continuous", "Hopper-v5")],
+    indirect=["script"],
+)
 def test_real_environments_come_back_by_replay(script, env_id, tmp_path, capsys):
     """Fails with the actions of a replay rounded to float16."""
     kind = actions_of(script)
-    if env_id == "Hopper-v5" and kind == "discrete":
-        pytest.skip("the script does not take this environment")
     kwargs = json.dumps({"continuous": kind == "box"} if env_id == "LunarLander-v3" else {})
     settings = {"env_id": env_id, "env_kwargs": kwargs, "num_steps": 64, "total_timesteps": 6 * 128}
     script.train(small(script, tmp_path / "whole", **settings))

@@ -349,7 +349,7 @@ class Rollout(NamedTuple):
     any reset; `obs[t + 1]` is where the environment stood then: the same, or the next episode's start."""
     obs: Tensor  # float32[T + 1, N, obs_dim]
     next_obs: Tensor  # float32[T, N, obs_dim]
-    action: Tensor  # as sampled: float32[T, N, action_dim] for Box, int64 for choices
+    action: Tensor  # as sampled: float32[T, N, action_dim], or of choices int64[T, N, *action_shape]
     reward: Tensor  # float32[T, N]
     terminated: Tensor  # bool[T, N]: the task is over, as in a fall
     truncated: Tensor  # bool[T, N]: the clock ran out, and the task would have gone on
@@ -515,7 +515,7 @@ def update(
         permutation = order.permutation(batch.returns.shape[1]).to(batch.returns.device)
         epoch = []
         for chosen in permutation.chunk(args.num_minibatches):
-            state = on_each(lambda x: x[chosen], batch.state)  # noqa: B023
+            state = on_each(lambda x, lanes=chosen: x[lanes], batch.state)
             obs, starts, *fields = (x[:, chosen] for x in batch[1:])
             next_obs, action, reward, terminated, truncated, *old = fields
             if args.recompute_advantages:

@@ -15,7 +15,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple, flatdim, flatten
 
 from common.cli import EnvironmentFailed, Refusal, check, one_line
-from common.process import at_exit
+from common.process import at_exit, close_all
 from common.seeding import episode_seed
 
 EXAMPLE = """write it like '{"g": 9.81}'"""
@@ -165,10 +165,10 @@ class FlatEnv(gym.Wrapper):
         )
 
     def close(self) -> None:
-        """Close the environment, once: some raise the second time."""
+        """Close the environment, once: some raise the second time. What it raises is told in a line."""
         if not self.closed:
             self.closed = True
-            super().close()
+            close_all([super().close])
 
     def state_dict(self) -> dict:
         """The episode under way: its number and seed, the actions since its reset, where they led."""
