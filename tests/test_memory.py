@@ -354,6 +354,17 @@ def test_cut_and_resumed_is_uninterrupted(tmp_path, flags):
     assert one.read_bytes() == other.read_bytes()
 
 
+def test_eval_only_repeats_the_evaluation(tmp_path, capsys):
+    """And what a run prints starts the variant as a module. Fails with the weights not loaded, and with
+    `python ppo_memory.py` in its lines."""
+    script.train(args_for(tmp_path, eval_episodes=3, learning_rate=0.05))
+    assert "ablate   python -m variants.ppo_memory --seed 0" in capsys.readouterr().out
+    saved = load(tmp_path)["args"]
+    script.evaluate_only(script.Args(**saved, eval_episodes=3, eval_only=str(tmp_path)))
+    files = [json.loads((tmp_path / name).read_text()) for name in ("summary.json", "eval.json")]
+    assert files[0]["eval_returns"] == files[1]["eval_returns"] and len(files[0]["eval_returns"]) == 3
+
+
 @each_that_remembers
 def test_evaluation_begins_each_episode_with_an_empty_memory(monkeypatch, tmp_path, name):
     """Every first observation of this probe is the same. Fails with one state for all episodes."""
