@@ -357,7 +357,7 @@ def test_cut_and_resumed_is_uninterrupted(tmp_path, flags):
 def test_eval_only_repeats_the_evaluation(tmp_path, capsys):
     """And what a run prints starts the variant as a module. Fails with the weights not loaded, and with
     `python ppo_memory.py` in its lines."""
-    script.train(args_for(tmp_path, eval_episodes=3, learning_rate=0.05))
+    script.train(args_for(tmp_path, env_id="PendulumNoVelocity-v0", eval_episodes=3, learning_rate=0.01))
     assert "ablate   python -m variants.ppo_memory --seed 0" in capsys.readouterr().out
     saved = load(tmp_path)["args"]
     script.evaluate_only(script.Args(**saved, eval_episodes=3, eval_only=str(tmp_path)))
