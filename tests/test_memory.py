@@ -173,7 +173,7 @@ def test_mamba_is_its_recurrence():
             for i in range(2 * SIZE):
                 h[i] = np.exp(-dt[i] * np.exp(weights["log_decay"][i])) * h[i] + dt[i] * b * u[i]
             y = (h @ c + weights["skip"] * u) * silu(gate)
-            expected = memory.last_norm(xs[t, 0] + memory.project_out(torch.tensor(y)))
+            expected = xs[t, 0] + memory.project_out(torch.tensor(y))
             torch.testing.assert_close(ys[t, 0], expected, rtol=0, atol=1e-10)
             seen = seen[-3:]
 
@@ -222,7 +222,7 @@ def test_before_the_first_gradient_step_the_policy_is_the_old_one(monkeypatch, t
 def test_a_stale_memory_shows_in_the_first_ratios(monkeypatch, tmp_path, name):
     """Fails with --break-stale without effect."""
     first, _ = first_minibatches(monkeypatch, tmp_path, memory=name, break_stale=True)
-    assert min(first[1:]) > 1e-3  # the very first policy hardly looks at anything
+    assert min(first[1:]) > 1e-4  # the very first policy hardly looks at anything
 
 
 def assert_near(one, other):
@@ -371,6 +371,8 @@ def test_evaluation_begins_each_episode_with_an_empty_memory(monkeypatch, tmp_pa
     args = args_for(tmp_path, "TimeLimited", memory=name, eval_episodes=3)
     torch.manual_seed(0)
     agent = script.Agent(make_env(args.env_id, args.env_kwargs), args)
+    for p in agent.parameters():  # so that what is remembered shows: a transformer begins without
+        p.data += 0.3 * torch.randn_like(p)
     outputs, best = [], agent.best
     monkeypatch.setattr(agent, "best", lambda output: outputs.append(output) or best(output))
     script.evaluate(agent, args)

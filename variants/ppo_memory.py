@@ -67,7 +67,7 @@ class Args:
     shared_trunk: bool = False  # one memory for actor and critic
     log_std_init: float = 0.0  # initial log standard deviation of the action
     norm_obs: bool = False  # observations to running mean 0, std 1
-    norm_reward: bool = True  # rewards (and so V) divided by the running std of the discounted return
+    norm_reward: bool = False  # rewards (and so V) divided by the running std of the discounted return
     break_: Annotated[bool, flag(name="break")] = False  # BUG on purpose: a time limit is taken for a fall
     break_reset: bool = False  # BUG on purpose: a time limit bootstraps from the next episode's first obs
     break_memory: bool = False  # BUG on purpose: the memory runs on from one episode into the next
@@ -195,7 +195,7 @@ class Transformer(NoMemory):
     def __init__(self, size: int) -> None:
         nn.Module.__init__(self)
         self.row_shapes = ((self.WINDOW, size), (self.WINDOW,))
-        self.norm, self.last_norm = nn.LayerNorm(size), nn.LayerNorm(size)
+        self.norm = nn.LayerNorm(size)
         self.query, self.key, self.value = (nn.Linear(size, size) for _ in range(3))
         slopes = 2.0 ** (1 - 2 * torch.arange(self.HEADS))
         self.distance_bias = nn.Parameter(-slopes.outer(torch.arange(self.WINDOW + 1)))
@@ -203,6 +203,8 @@ class Transformer(NoMemory):
         self.mlp = nn.Sequential(
             nn.LayerNorm(size), nn.Linear(size, 2 * size), nn.ReLU(), nn.Linear(2 * size, size)
         )
+        for layer in (self.project, self.mlp[-1]):  # at first it passes its input on, and adds by and by
+            nn.init.zeros_(layer.weight)
 
     def sequence(self, state: State, xs: Tensor, starts: Tensor) -> tuple[Tensor, State]:
         W, (before, of_this_episode) = self.WINDOW, state
@@ -221,7 +223,7 @@ class Transformer(NoMemory):
         scores = scores + self.distance_bias[:, distance.clamp(0, W)]
         weights = scores.masked_fill(~seen.unsqueeze(1), -math.inf).softmax(-1)
         x = inputs[:, W:] + self.project((weights @ value).transpose(1, 2).flatten(2))
-        x = self.last_norm(x + through(self.mlp, x))
+        x = x + through(self.mlp, x)
         kept = (episode[:, -W:] == episode[:, -1:]).float()
         return x.transpose(0, 1), (inputs[:, -W:] * kept.unsqueeze(-1), kept)
 
@@ -237,7 +239,7 @@ class Mamba(NoMemory):
         nn.Module.__init__(self)
         self.inner, self.rank = self.EXPAND * size, math.ceil(size / 16)
         self.row_shapes = ((self.CONV - 1, self.inner), (self.inner, self.STATES))
-        self.norm, self.last_norm = nn.LayerNorm(size), nn.LayerNorm(size)
+        self.norm = nn.LayerNorm(size)
         self.project_in = nn.Linear(size, 2 * self.inner, bias=False)
         self.conv_weight = nn.Parameter(torch.empty(self.CONV, self.inner).uniform_(-0.5, 0.5))
         self.conv_bias = nn.Parameter(torch.zeros(self.inner))
@@ -268,7 +270,7 @@ class Mamba(NoMemory):
             h = torch.addcmul(add_t, keep_t, h)
             ys.append(h @ c_t)
         y = torch.stack(ys).squeeze(-1) + self.skip * u
-        y = self.last_norm(xs + self.project_out(y * nn.functional.silu(gate)))
+        y = xs + self.project_out(y * nn.functional.silu(gate))
         last = slice(1 - self.CONV, None)
         return y, ((inputs[last] * (episode[last] == episode[-1])).transpose(0, 1), h)
 
@@ -278,9 +280,9 @@ MEMORIES |= {"gru": partial(Recurrent, cell=nn.GRUCell), "lstm": partial(Recurre
 
 
 class Agent(nn.Module):
-    """Actor and critic: obs_dim -> a layer -> a memory -> action_dim, and -> 1. With no memory they are those
-    of the other scripts. `state` is a tuple of the memories' states: the actor's, and the critic's if it has
-    one of its own. Observations are (T, N, obs_dim), starts bool (T, N)."""
+    """Actor and critic: obs_dim -> a layer -> a memory -> action_dim, and -> 1. `state` is a tuple of the
+    memories' states: the actor's, and the critic's if it has one of its own. Observations are
+    (T, N, obs_dim), starts bool (T, N)."""
 
     def __init__(self, env: FlatEnv, args: Args) -> None:
         super().__init__()
@@ -291,8 +293,11 @@ class Agent(nn.Module):
         layers = (init(nn.Linear(env.obs_dim, size), math.sqrt(2)) for _ in range(trunks))
         self.encoders = nn.ModuleList(nn.Sequential(self.obs_norm, layer, nn.Tanh()) for layer in layers)
         self.memories = nn.ModuleList(MEMORIES[args.memory](size) for _ in range(trunks))
+        # A GRU puts out little at first, a transformer much: normalised, each head can begin alike.
+        norms = [nn.LayerNorm(size) for _ in range(trunks)]
         # The small gain makes the first policy nearly the same in every state.
-        self.actor, self.critic = init(nn.Linear(size, env.action_dim), 0.01), init(nn.Linear(size, 1), 1.0)
+        self.actor = nn.Sequential(norms[0], init(nn.Linear(size, env.action_dim), 0.01))
+        self.critic = nn.Sequential(norms[-1], init(nn.Linear(size, 1), 1.0))
         self.discrete = isinstance(env.action_space, Discrete)
         if not self.discrete:
             self.log_std = nn.Parameter(torch.full((env.action_dim,), args.log_std_init))
