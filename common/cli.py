@@ -101,7 +101,8 @@ def check_ranges(args: Any) -> None:
     """Refuse a flag outside its range. What depends on more than one flag is each script's own to check."""
     for names, fits, wanted in (
         (("num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_dim", "eval_max_steps",
-          "checkpoint_every", "threads", "log_every", "memory_size", "bptt_length"),
+          "checkpoint_every", "threads", "log_every", "memory_size", "bptt_length",
+          "frame_stack"),
          lambda x: x >= 1, "1 or more"),
         (("seed", "learning_rate", "ent_coef", "vf_coef", "max_grad_norm", "eval_episodes"),
          lambda x: 0 <= x < float("inf"), "0 or more"),

@@ -26,7 +26,8 @@ from common.rerun_io import Stuck, complete, import_rerun, in_time, no_display
 TIMELINE = "step"
 # Drawn as geometry; other environments as rendered frames.
 CARTPOLES = {"CartPoleContinuous-v0", "CartPole-v1", "CartPoleNoVelocity-v0"}
-MAX_FRAMES = 300  # rendered frames kept of an episode: a longer one keeps every second, third, ...
+MAX_FRAMES = 300  # rendered frames kept of an episode: a longer one keeps every second, third, ... and where
+# no time limit says how long it will be, every second after so many, then every third, ...
 
 BLUE, ORANGE, GREEN, GREY = 0x5AA9E6FF, 0xF4A259FF, 0x6CC17AFF, 0x8A94A0FF
 PLOTS = {  # metrics key: (title, colour); the first two stand under the episode, the others in two columns
@@ -119,8 +120,8 @@ class Recording:
 
     def _film(self, env: gym.Env) -> None:
         drawn = env.spec is not None and env.spec.id in CARTPOLES
-        limit = getattr(env.spec, "max_episode_steps", None) or 1000
-        every = 1 if drawn else math.ceil(limit / MAX_FRAMES)
+        limit = getattr(env.spec, "max_episode_steps", None)
+        every = 1 if drawn else math.ceil(limit / MAX_FRAMES) if limit else 1 + self.frames // MAX_FRAMES
         if self.frames % every == 0 and (drawn or self.frames <= every * MAX_FRAMES):
             self.stream.set_time(TIMELINE, sequence=self.frames)
             (self._draw_cartpole if drawn else self._render)(env)

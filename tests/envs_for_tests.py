@@ -204,9 +204,45 @@ class TimeLimited(Probe):
         return float(self.steps > 1), False, False
 
 
+class Frames(gym.Env):
+    """Shows images of 5 x 6 in which every pixel is the number of steps since the environment was made (mod
+    100), written into one array again and again, or with `draw` a random picture. A life of three is lost at
+    every second step; `length` steps to an episode, at which it terminates, unless a time limit ends it
+    before."""
+
+    SHAPES = {"HW": (5, 6), "HWC": (5, 6, 3), "CHW": (3, 5, 6), "36": (36, 37)}  # noqa: RUF012
+
+    def __init__(self, layout="HW", dtype="uint8", length=7, draw=False, lives=True, brightest=255) -> None:
+        shape, kind = self.SHAPES[layout], {"uint8": np.uint8, "bool": bool, "float": np.float32}[dtype]
+        self.observation_space = Box(0, 1 if kind is bool else brightest, shape, kind)
+        self.action_space = Discrete(2)
+        self.image, self.total, self.length, self.draw = np.zeros(shape, kind), 0, length, draw
+        self.has_lives = lives
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.show(), self.info()
+
+    def step(self, action):
+        self.steps += 1
+        self.total += 1
+        return self.show(), 1.0, self.steps == self.length, False, self.info()
+
+    def show(self):
+        if self.draw:
+            return self.np_random.integers(0, 256, self.image.shape, np.uint8)
+        self.image[:] = self.total % 100
+        return self.image
+
+    def info(self):
+        return {"lives": 3 - self.steps // 2} if self.has_lives else {}
+
+
 for cls, limit in (
     (Scripted, None), (Broken, None), (Spaces, None), (Masked, None),
     (OneStep, None), (ByObservation, None), (TwoStep, None), (ByAction, None), (TimeLimited, 5),
+    (Frames, None),
 ):  # fmt: skip
     if f"Probe{cls.__name__}-v0" not in gym.registry:
         gym.register(id=f"Probe{cls.__name__}-v0", entry_point=cls, max_episode_steps=limit)

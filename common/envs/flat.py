@@ -3,9 +3,7 @@ that a checkpoint can hold without pickling the environment."""
 
 from __future__ import annotations
 
-import json
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +12,9 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple, flatdim, flatten
 
-from common.cli import EnvironmentFailed, Refusal, check, one_line
-from common.process import at_exit, close_all
+from common.cli import EnvironmentFailed, check, one_line
+from common.process import close_all
 from common.seeding import episode_seed
-
-EXAMPLE = """write it like '{"g": 9.81}'"""
 
 
 def native(value: Any) -> np.ndarray:
@@ -197,53 +193,3 @@ class FlatEnv(gym.Wrapper):
                 flush=True,
             )
             self.reset()
-
-
-def make_env(
-    env_id: str,
-    env_kwargs: str = "{}",
-    seed: int = 0,
-    index: int = 0,
-    stream: str = "env",
-    render: bool = False,
-    mask: bool = False,
-) -> FlatEnv:
-    """`gymnasium.make(env_id, **env_kwargs)` as a FlatEnv; `env_kwargs` is a JSON object.
-
-    With `render`, it is made so that `env.render()` returns an image, where the environment offers that and
-    can; `unrendered` says why not. Made inside of a script's `train`, it is closed at the latest when that
-    ends. Raises Refusal, in one sentence, for whatever keeps the environment from being made.
-    """
-    try:
-        kwargs = json.loads(env_kwargs)
-        check(isinstance(kwargs, dict), f"--env-kwargs {env_kwargs} is no JSON object: {EXAMPLE}")
-    except json.JSONDecodeError as error:
-        raise Refusal(f"--env-kwargs {env_kwargs} is not JSON ({error}): {EXAMPLE}") from None
-    env, unrendered = open_env(env_id, env_kwargs, kwargs), "it offers no images"
-    if render and "rgb_array" in (env.metadata or {}).get("render_modes", []) and "render_mode" not in kwargs:
-        env.close()  # first: of some only one can be open
-        try:
-            env = open_env(env_id, env_kwargs, {"render_mode": "rgb_array", **kwargs})
-        except Refusal as refusal:
-            unrendered, env = str(refusal), open_env(env_id, env_kwargs, kwargs)
-    try:
-        flat = FlatEnv(env, seed, index, stream, mask)
-    except BaseException:
-        env.close()
-        raise
-    flat.unrendered = unrendered
-    at_exit(flat.close)
-    return flat
-
-
-def open_env(env_id: str, env_kwargs: str, kwargs: dict[str, Any]) -> gym.Env:
-    """`gymnasium.make` without its warnings; raises Refusal where it cannot be made."""
-    try:
-        with warnings.catch_warnings():  # that there is a newer version; where it matters, make raises too
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return gym.make(env_id, disable_env_checker=True, **kwargs)
-    except gym.error.DependencyNotInstalled as error:
-        raise Refusal(f"--env-id {env_id} needs a package that is not installed: {one_line(error)}") from None
-    except Exception as error:  # whatever the environment's own code raises
-        reason = one_line(error)
-        raise Refusal(f"--env-id {env_id} with --env-kwargs {env_kwargs} cannot be made: {reason}") from None

@@ -135,10 +135,29 @@ TAXI = (
 RECIPES["taxi"] = Recipe(TAXI, 5, table="masks")
 RECIPES["taxi masked"] = Recipe(f"{TAXI} --mask-actions", 5, 7.0, table="masks")
 MEMORY = "-m variants.ppo_memory"
-RECIPES["memory gru"] = Recipe(MEMORY, 5, 450, table="memory")
-RECIPES["memory none"] = Recipe(f"{MEMORY} --memory none", 5, table="memory")
 REPEAT = f"{MEMORY} --env-id RepeatFirst-v0 --total-timesteps 100000"
-RECIPES["repeat first gru"] = Recipe(REPEAT, 5, 0.95, table="memory")
+REPEAT_32 = (
+    f"{MEMORY} --env-id RepeatFirst-v0 --total-timesteps 200000 --env-kwargs '{{\"length\": 32}}' "
+    "--num-steps 66 --bptt-length 33"
+)
+for name, command, least in (
+    ("memory", MEMORY, 450),
+    ("repeat first", REPEAT, 0.95),
+    ("repeat 32", REPEAT_32, 0.95),
+):
+    for memory in ("gru", "lstm", "transformer", "mamba"):
+        RECIPES[f"{name} {memory}"] = Recipe(f"{command} --memory {memory}", 5, least, table="memory")
+    RECIPES[f"{name} none"] = Recipe(f"{command} --memory none", 5, table="memory")
+RECIPES["memory break"] = Recipe(f"{MEMORY} --break-memory", 5, table="memory bugs")
+RECIPES["memory stale"] = Recipe(f"{MEMORY} --break-stale", 5, table="memory bugs")
+RECIPES["repeat first break"] = Recipe(f"{REPEAT} --break-memory", 5, table="memory bugs")
+RECIPES["repeat first stale"] = Recipe(f"{REPEAT} --break-stale", 5, table="memory bugs")
+RECIPES["pendulum no velocity"] = Recipe(
+    f"{MEMORY} --env-id PendulumNoVelocity-v0 --gamma 0.97 --norm-reward", 5, -260, table="memory"
+)
+WHOLE = f"{MEMORY} --env-id Pendulum-v1 --memory none --gamma 0.97 --norm-reward"
+RECIPES["rollout advantages"] = Recipe(WHOLE, 5, table="layouts")
+RECIPES["minibatch advantages"] = Recipe(f"{WHOLE} --recompute-advantages", 5, table="layouts")
 RECIPES["raw pendulum"] = Recipe(
     "ppo_continuous.py --env-id Pendulum-v1 --total-timesteps 200000 --num-envs 4 --num-steps 512 "
     "--num-minibatches 32 --update-epochs 10 --learning-rate 1e-3 --gae-lambda 0.95",
