@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 # The flags that do not shape training: a checkpoint does not hold them, and a resumed run may change them.
 NOT_TRAINING = (
     "out", "resume", "eval_only", "eval_episodes", "eval_max_steps", "checkpoint_every", "rerun", "watch",
-    "cuda_graph", "log_every",
+    "cuda_graph", "log_every", "record", "episodes",
 )  # fmt: skip
 
 
@@ -102,9 +102,10 @@ def check_ranges(args: Any) -> None:
     for names, fits, wanted in (
         (("num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_dim", "eval_max_steps",
           "checkpoint_every", "threads", "log_every", "memory_size", "bptt_length",
-          "frame_stack"),
+          "frame_stack", "demo_episodes", "episodes"),
          lambda x: x >= 1, "1 or more"),
-        (("seed", "learning_rate", "ent_coef", "vf_coef", "max_grad_norm", "eval_episodes"),
+        (("seed", "learning_rate", "ent_coef", "vf_coef", "max_grad_norm", "eval_episodes",
+          "pretrain_epochs", "discriminator_updates"),
          lambda x: 0 <= x < float("inf"), "0 or more"),
         (("gamma", "gae_lambda"), lambda x: 0 <= x <= 1, "between 0 and 1"),
         (("clip_coef", "target_kl", "adaptive_kl", "divergence_bound"),
@@ -123,8 +124,9 @@ def check_ranges(args: Any) -> None:
         ) from None
 
 
-def read_checkpoint(folder: str | Path, script: str, flag: str) -> dict[str, Any]:
-    """The checkpoint in a run's folder. Raises Refusal where there is none, or it is another script's."""
+def read_checkpoint(folder: str | Path, script: str | None, flag: str) -> dict[str, Any]:
+    """The checkpoint in a run's folder. Raises Refusal where there is none, or it is another script's; with
+    None it may be any script's."""
     path = Path(folder) / "checkpoint.pt"
     begin = f", or --out {folder} to begin one there" if flag == "--resume" else ""
     check(path.is_file(), f"{flag} {folder} has no checkpoint.pt: give it the folder of a run{begin}")
@@ -133,7 +135,9 @@ def read_checkpoint(folder: str | Path, script: str, flag: str) -> dict[str, Any
         owner = checkpoint["script"]
     except Exception as error:
         raise Refusal(f"{flag} {folder}: its checkpoint.pt cannot be read ({one_line(error)})") from None
-    check(owner == script, f"{flag} {folder} is a run of {script_file(owner)}: use that script for it")
+    check(
+        script in (owner, None), f"{flag} {folder} is a run of {script_file(owner)}: use that script for it"
+    )
     return checkpoint
 
 

@@ -48,7 +48,7 @@ class ProgressTable:
 
     def __init__(self, num_iterations: int, done: int) -> None:
         self.num_iterations = num_iterations
-        self.rows = done * CONSOLE_ROWS // num_iterations
+        self.rows = done * CONSOLE_ROWS // max(num_iterations, 1)
         self.last_row = time.perf_counter()
         self.heading_shown = False
 

@@ -99,3 +99,16 @@ def new_folder(script: str, args: Any) -> Path:
         except OSError as error:
             raise Refusal(f"runs/ cannot be written ({error.strerror}): give --out a folder") from None
     raise Refusal(f"runs/{name} and a thousand numbers after it are taken: give --out a folder")
+
+
+class Kept:
+    """A value that goes on from iteration to iteration, as a part of the checkpoint: tensors, in tuples."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.value = saved["value"]

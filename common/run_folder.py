@@ -199,7 +199,7 @@ class Run:
             self._write_summary(None)
 
     def _write_summary(self, returns: list[float] | None) -> None:
-        last = self.lines[-1]
+        last = self.lines[-1] if self.lines else {"global_step": 0, "iteration": 0, "seconds": 0.0}
         content = {
             "script": self.script,
             "env_id": self.args.env_id,
@@ -210,7 +210,7 @@ class Run:
             **evaluation_summary(returns),
             **train_summary(self.lines),
             "train_seconds": last["seconds"],
-            "sps": round(last["global_step"] / last["seconds"]),
+            "sps": round(last["global_step"] / last["seconds"]) if self.lines else None,
             **self.more,
         }
         with self._writing("summary.json") as path:

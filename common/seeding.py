@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-STREAMS = ("init", "action", "minibatch", "env", "eval", "reset")
+STREAMS = ("init", "action", "minibatch", "env", "eval", "reset", "demo", "discriminator")
 
 
 def derive_seed(seed: int, stream: str, *index: int) -> int:

@@ -9,7 +9,7 @@ LINES = {  # at most, of at most 110 columns
     "ppo_discrete": 440,
     "a2c": 430,
     "ppo_gpu_batched": 620,
-    "variants.ppo_memory": 691,
+    "variants.ppo_memory": 685,
     "variants.ppo_pixels": 450,
     "variants.ppo_imitation": 480,
     "variants.ppo_robot": 640,

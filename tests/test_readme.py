@@ -22,7 +22,7 @@ from tests.conftest import ROOT
 README = ROOT / "README.md"
 PAGES = results.pages()
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-NEEDS_EXTRAS = ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5")
+NEEDS_EXTRAS = ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5", "MinAtar/", "ALE/")
 SETTING_UP = ("python3 -m venv .venv", "source .venv/bin/activate")  # .ci/run does it with its own folder
 FORMS = ("python -m variants.NAME",)  # what a command looks like
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
@@ -41,7 +41,9 @@ def commands(text):
 
 def marked(command):
     extras = any(env in command for env in NEEDS_EXTRAS)
+    rows = ("--memory ", "CartPolePixels")  # of one table, with one flag changed or a large network
     slow = "ppo_gpu_batched.py" in command or kind_of(command) == "torchrun"
+    slow = slow or ("variants" in command and any(row in command for row in rows))
     absent = "Taxi-v4" in command and "Taxi-v4" not in gymnasium.registry
     newer = pytest.mark.skipif(absent, reason="Gymnasium has Taxi-v4 from 1.3 on")
     marks = [newer] * absent + [pytest.mark.extras] * extras + [pytest.mark.slow] * slow

@@ -50,6 +50,16 @@ OWN = {
         "train": "carries the memory from rollout to rollout, and cuts the rollout into chunks",
         "evaluate": "begins each episode with an empty memory",
     },
+    "variants.ppo_pixels": {
+        "Args": "the net, the stack of frames and lives; no `optimizer`, no `norm_obs`",
+        "Agent": "a convolutional body for both heads, which looks once where it is shared",
+        "Rollout": "its observations are images, uint8",
+        "collect_rollout": "keeps images as they are, and takes a lost life for a fall if asked",
+        "update": "passes each minibatch through the body once",
+        "check_args": "takes Discrete actions, and asks that the net fits the images",
+        "train": "sets threads, stacks frames, and looks at `next_obs` only where the clock ran out",
+        "evaluate, evaluate_only": "stack frames",
+    },
 }
 ORDER: dict[str, str] = {}
 

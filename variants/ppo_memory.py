@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from common.cli import check, check_ranges, command_line, flag, load_checkpoint, parse_args
 from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
+from common.files import Kept
 from common.metrics import mean, report_evaluation, require_finite
 from common.process import restores_process
 from common.run_folder import Run
@@ -377,19 +378,6 @@ class Batch(NamedTuple):
     returns: Tensor
 
 
-class Carried:
-    """The state that goes on into the next rollout, as a part of the checkpoint."""
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-
-    def state_dict(self) -> dict[str, State]:
-        return {"state": self.state}
-
-    def load_state_dict(self, saved: dict[str, State]) -> None:
-        self.state = saved["state"]
-
-
 def collect_rollout(
     agent: Agent, envs: list[FlatEnv], noise: Tensor, state: State, args: Args
 ) -> tuple[Rollout, list, Tensor, list[State]]:
@@ -587,7 +575,7 @@ def train(args: Args) -> Agent:
         env.reset()
     T, N, L = args.num_steps, args.num_envs, args.bptt_length
     num_iterations = args.total_timesteps // (T * N)
-    memory = Carried(agent.initial(N))
+    memory = Kept(agent.initial(N))  # goes on from rollout to rollout
 
     # All that a resumed run needs to end in the same bytes as one that was never cut.
     state = {"agent": agent, "optimizer": optimizer, "reward_scaling": reward_scaling, "memory": memory}
@@ -596,17 +584,17 @@ def train(args: Args) -> Agent:
     first_iteration = 1  # unless resumed
     run = Run(SCRIPT, args, num_parameters=parameters.numel())
     first_iteration = run.restore(state)
-    memory.state = on_each(lambda x: x.to(args.device), memory.state)
+    memory.value = on_each(lambda x: x.to(args.device), memory.value)
 
     for iteration in range(first_iteration, num_iterations + 1):
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - (iteration - 1) / num_iterations)
 
         noise = agent.draw_noise(action_noise, T, N, envs[0].action_dim).to(args.device)
-        rollout, finished, starts, states = collect_rollout(agent, envs, noise, memory.state, args)
+        rollout, finished, starts, states = collect_rollout(agent, envs, noise, memory.value, args)
         require_finite(iteration, observation=torch.cat(rollout[:2]), reward=rollout.reward)
         obs, next_obs, action, reward, terminated, truncated = (x.to(args.device) for x in rollout)
-        starts, memory.state = starts.to(args.device), states.pop()
+        starts, memory.value = starts.to(args.device), states.pop()
         if args.norm_reward:
             reward = reward_scaling(reward, terminated | truncated)
 
