@@ -32,6 +32,7 @@ from unittest import mock
 import gymnasium as gym
 import torch
 
+from common.envs import make_env
 from common.envs.batched import make_batched_env
 from tests.benchmarks.results import commit, machine
 
@@ -65,6 +66,7 @@ SETTINGS = (
         False,
     ),
     Setting("a2c", "its defaults", {}, True),
+    Setting("variants.ppo_pixels", "its defaults", {"total_timesteps": 20_480}, False),
     Setting(
         "ppo_gpu_batched",
         "CartPole-v1, 64 envs x 64 steps, 4 epochs x 4 minibatches",
@@ -138,13 +140,13 @@ def run_script(setting: Setting, seed: int) -> Measured:
     watch = Watch(time.process_time, args.num_envs * args.num_steps, SOLVED if setting.solves else None)
     ended: list[tuple[float, int]] = []
 
-    def collect(agent: Any, envs: list, noise: torch.Tensor) -> Any:
+    def collect(agent: Any, envs: list, noise: torch.Tensor, *more: Any) -> Any:
         if watch.rollout([score for score, _ in ended]):
             raise Solved
         for env in envs:
             if not hasattr(env, "timed"):
                 env.step, env.timed = watch.timed(env.step, "environment"), True
-        rollout, ended[:] = watch.timed(originals["collect_rollout"], "rollout")(agent, envs, noise)
+        rollout, ended[:] = watch.timed(originals["collect_rollout"], "rollout")(agent, envs, noise, *more)
         return rollout, ended
 
     script.collect_rollout, script.update = collect, watch.timed(originals["update"], "update")
@@ -232,11 +234,36 @@ def run_sb3(setting: Setting, seed: int) -> Measured:
     if not a2c:
         settings |= {"n_epochs": args.update_epochs, "clip_range": args.clip_coef}
         settings |= {"batch_size": batch_size // args.num_minibatches}
-    envs = make_vec_env(args.env_id, n_envs=args.num_envs, seed=seed)
+    policy, env = "MlpPolicy", args.env_id
+    if hasattr(args, "net"):
+        policy, env, settings["policy_kwargs"] = "CnnPolicy", *same_images(script, args)
+    envs = make_vec_env(env, n_envs=args.num_envs, seed=seed)
     algorithm = stable_baselines3.A2C if a2c else stable_baselines3.PPO
-    model = algorithm("MlpPolicy", envs, device="cpu", seed=seed, **settings)
+    model = algorithm(policy, envs, device="cpu", seed=seed, **settings)
     model.learn(args.total_timesteps // batch_size * batch_size, callback=Callback())
     return watch.measured()
+
+
+def same_images(script: Any, args: Any) -> tuple[Callable[[], gym.Env], dict[str, Any]]:
+    """The script's environment as Stable-Baselines3 takes it, and policy_kwargs with the script's body."""
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+    class Body(BaseFeaturesExtractor):
+        def __init__(self, space: gym.Space) -> None:
+            with make_env(args.env_id, args.env_kwargs, frame_stack=args.frame_stack) as env:
+                body = script.Agent(env, args).bodies[0]
+            super().__init__(space, body[-2].out_features)
+            self.body = body
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.body(images)
+
+    def make() -> gym.Env:
+        env = script.make_env(args.env_id, args.env_kwargs, frame_stack=args.frame_stack)
+        space = gym.spaces.Box(0, 255, env.image_shape, "uint8")
+        return gym.wrappers.TransformObservation(env, lambda obs: obs, space)
+
+    return make, {"features_extractor_class": Body, "net_arch": []}
 
 
 def limit(setting: Setting, steps: int = 20_000) -> float:
@@ -305,7 +332,7 @@ def speed_section(speed: dict[str, Any]) -> list[str]:
     for row in speed["rows"]:
         ours, theirs = row["solved"], row["sb3_solved"]
         cells = [
-            f"`{row['script']}.py`, {row['what']}",
+            f"`{row['script'].removeprefix('variants.')}.py`, {row['what']}",
             f"{row['rate']:,.0f}",
             f"{row['sb3_rate']:,.0f}",
             f"{row['rate'] / row['sb3_rate']:.1f}",
