@@ -158,6 +158,17 @@ RECIPES["pendulum no velocity"] = Recipe(
 WHOLE = f"{MEMORY} --env-id Pendulum-v1 --memory none --gamma 0.97 --norm-reward"
 RECIPES["rollout advantages"] = Recipe(WHOLE, 5, table="layouts")
 RECIPES["minibatch advantages"] = Recipe(f"{WHOLE} --recompute-advantages", 5, table="layouts")
+PIXELS = "-m variants.ppo_pixels"
+RECIPES["catch"] = Recipe(PIXELS, 5, 0.99, table="images")
+CART_POLE = (
+    f"{PIXELS} --env-id CartPolePixels-v0 --total-timesteps 120000 --learning-rate 5e-4 --ent-coef 0 "
+    "--norm-reward"
+)
+RECIPES["two frames"] = Recipe(f"{CART_POLE} --frame-stack 2", 5, 400, table="images")
+RECIPES["one frame"] = Recipe(CART_POLE, 5, table="images")
+for game in ("Breakout", "Asterix"):
+    command = f"--env-id MinAtar/{game}-v1 --total-timesteps 1000000 --num-envs 16 --num-minibatches 8"
+    RECIPES[game.lower()] = Recipe(f"{PIXELS} {command}", 3, table="images")
 RECIPES["raw pendulum"] = Recipe(
     "ppo_continuous.py --env-id Pendulum-v1 --total-timesteps 200000 --num-envs 4 --num-steps 512 "
     "--num-minibatches 32 --update-epochs 10 --learning-rate 1e-3 --gae-lambda 0.95",
