@@ -40,6 +40,11 @@ OWN = {
         "train": "runs an iteration as functions that a CUDA graph can record",
         "evaluate, evaluate_only": "have no `--env-kwargs` to pass on",
     },
+    "variants.ppo_imitation": {
+        "Args": "demonstrations, cloning, the discriminator and `--record`; no `squash`, no `optimizer`",
+        "check_args": "takes both kinds of actions, and no timesteps at all where cloning is all",
+        "train": "reads demonstrations, clones, and takes its rewards from the discriminator",
+    },
     "variants.ppo_memory": {
         "Args": "the memory and its chunks; no `squash`, no `optimizer`",
         "Agent": "like a2c's, with a memory in the place of the second hidden layer",

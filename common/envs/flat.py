@@ -68,8 +68,8 @@ class FlatEnv(gym.Wrapper):
         check(
             fits,
             f"--env-id {self.name} observes {kind}{' in ' * bool(where)}{where}, and the scripts take Box "
-            "vectors, Discrete, MultiDiscrete and MultiBinary, and Dicts and Tuples of these: choose another "
-            "environment, or wrap this one so that it gives a vector",
+            "vectors, Discrete, MultiDiscrete and MultiBinary, and Dicts and Tuples of these: "
+            + ("variants.ppo_pixels takes images alone" if image else "wrap it so that it gives a vector"),
         )
 
     def _converter(self, space: gym.Space) -> Callable:

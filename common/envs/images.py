@@ -60,7 +60,7 @@ class ImageEnv(FlatEnv):
 
     def _observe(self, obs) -> None:
         self.raw_obs = native(obs)
-        if self.raw_obs.dtype.char not in "B?":  # uint8 and bool; not check(): its sentence costs more than all
+        if self.raw_obs.dtype.char not in "B?":  # uint8, bool; check() would make its sentence every time
             raise Refusal(
                 f"--env-id {self.name} returned an image of {self.raw_obs.dtype}, and its space says "
                 f"{self.observation_space.dtype}: they must agree"
