@@ -313,6 +313,16 @@ def test_cut_and_resumed_is_uninterrupted(tmp_path, flags):
     assert one == other
 
 
+def test_a_run_does_not_go_on_with_other_demonstrations(tmp_path):
+    """Fails with a resumed run whose discriminator is shown what it was not standardised for."""
+    path = tmp_path / "demos.npz"
+    write(path, scripted("Pendulum-v1", "{}", 0, 5)[0])
+    assert cut(script, args_for(tmp_path / "run", demos=str(path)), at=2) == 130
+    write(path, scripted("Pendulum-v1", "{}", 1, 5)[0])
+    with pytest.raises(Exception, match=r"demos\.npz is not what it was when the run began"):
+        script.train(resumed(script, tmp_path / "run"))
+
+
 @pytest.mark.parametrize(
     "changes, sentence",
     [

@@ -50,7 +50,7 @@ class Args:
     reward: Literal["gail", "logit", "env"] = "gail"  # -log(1 - D), log D - log(1 - D), or the true one
     discriminator_updates: int = 2  # the discriminator's gradient steps an iteration; 0: it stays as it began
     break_demos: bool = False  # BUG on purpose: the expert's actions are shuffled among its observations
-    total_timesteps: int = 400_000  # environment steps; rounded down to whole rollouts; 0: cloning alone
+    total_timesteps: int = 300_000  # environment steps; rounded down to whole rollouts; 0: cloning alone
     num_envs: int = 8  # environments stepped side by side
     num_steps: int = 128  # steps of each environment in a rollout
     learning_rate: float = 1e-3  # Adam's step size
@@ -63,7 +63,7 @@ class Args:
     clip_coef: float = 0.2  # how far the ratio may move before the surrogate stops paying
     clip_ratio: bool = True  # the surrogate clip itself: bounds each update
     clip_vloss: bool = False  # clip the value's move too
-    ent_coef: float = 0.0  # weight of the entropy bonus
+    ent_coef: float = 0.02  # weight of the entropy bonus; at 0 the policy narrows until it is found out
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # global gradient-norm clip, 0 for none
     target_kl: float | None = None  # stop an iteration's epochs once approx_kl passes it
@@ -447,6 +447,8 @@ def train(args: Args) -> Agent:
     if args.resume is None:
         clone(agent, parameters, demos, minibatch_order, args)
     first_iteration = run.restore(state)
+    same = torch.equal(discriminator.mean, expert.mean(0))
+    check(same, f"--demos {args.demos} is not what it was when the run began: put that back")
 
     for iteration in range(first_iteration, num_iterations + 1):
         if args.anneal_lr:

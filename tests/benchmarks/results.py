@@ -169,6 +169,22 @@ RECIPES["one frame"] = Recipe(CART_POLE, 5, table="images")
 for game in ("Breakout", "Asterix"):
     command = f"--env-id MinAtar/{game}-v1 --total-timesteps 1000000 --num-envs 16 --num-minibatches 8"
     RECIPES[game.lower()] = Recipe(f"{PIXELS} {command}", 3, table="images")
+IMITATION = "-m variants.ppo_imitation"
+ALONE = f"{IMITATION} --pretrain-epochs 300 --total-timesteps 0"
+POLE = f"{IMITATION} --env-id CartPoleContinuous-v0"
+for name, recipe in {
+    "clone 1": Recipe(f"{ALONE} --demo-episodes 1", 5),
+    "clone 5": Recipe(ALONE, 5),
+    "gail": Recipe(IMITATION, 5, -250),
+    "clone then gail": Recipe(f"{IMITATION} --pretrain-epochs 300", 5, -250),
+    "true reward": Recipe(f"{IMITATION} --reward env", 5),
+    "gail shuffled": Recipe(f"{IMITATION} --break-demos", 5),
+    "gail frozen": Recipe(f"{IMITATION} --discriminator-updates 0", 5),
+    "pole gail": Recipe(POLE, 5, 450),
+    "pole shuffled": Recipe(f"{POLE} --break-demos", 5),
+    "pole frozen": Recipe(f"{POLE} --discriminator-updates 0", 5),
+}.items():
+    RECIPES[name] = recipe._replace(table="imitation")
 RECIPES["raw pendulum"] = Recipe(
     "ppo_continuous.py --env-id Pendulum-v1 --total-timesteps 200000 --num-envs 4 --num-steps 512 "
     "--num-minibatches 32 --update-epochs 10 --learning-rate 1e-3 --gae-lambda 0.95",
@@ -400,11 +416,12 @@ def results_table(results: dict[str, Any], table: str, every_seed: bool) -> list
         command = results[name]["command"]
         scores = [run["eval_return_mean"] for run in results[name]["runs"]]
         digits = digits_of(scores)
+        training = [run["train_return_mean"] for run in results[name]["runs"]]
         last = " ".join(f"{score:,.{digits}f}" for score in (scores if every_seed else [min(scores)]))
         rows.append([
             name, setting(command, "env_id"), f"`{script_and_flags(command)[0][-1]}`",
             f"{setting(command, 'total_timesteps') / 1000:,.0f}k",
-            f"{interquartile_mean(np.array([r['train_return_mean'] for r in results[name]['runs']])):,.0f}",
+            "-" if None in training else f"{interquartile_mean(np.array(training)):,.0f}",
             str(len(scores)), f"{np.mean(scores):,.{digits}f}", with_interval(scores, digits), last,
         ])  # fmt: skip
     header = ["recipe", "environment", "script", "steps", "training", "seeds", "mean", "IQM [95%]"]
