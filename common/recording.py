@@ -40,7 +40,11 @@ PLOTS = {  # metrics key: (title, colour); the first two stand under the episode
     "explained_variance": ("explained variance", GREEN),
     "log_std": ("log std", GREY),
     "entropy": ("entropy", GREY),
+    "learned_reward": ("learned reward", GREEN),
+    "discriminator_accuracy": ("discriminator accuracy", ORANGE),
+    "discriminator_loss": ("discriminator loss", ORANGE),
 }
+BEFORE_THE_FIRST = list(PLOTS)[:9]  # shown of a run that has logged nothing yet: what most have
 
 
 class Recording:
@@ -172,7 +176,7 @@ class Recording:
         """Lay out the plots that have data (at first all) and, once filmed, the episode, playing looped."""
         import rerun.blueprint as rrb
 
-        shown = shown_plots(self.logged or set(PLOTS))
+        shown = shown_plots(self.logged or set(BEFORE_THE_FIRST))
         plots = {key: plot(PLOTS[key][0], f"/metrics/{key}", self.total_steps) for key in shown}
         left = [plots.pop(key) for key in list(PLOTS)[:2] if key in plots]
         right = list(plots.values())

@@ -11,7 +11,7 @@ LINES = {  # at most, of at most 110 columns
     "ppo_gpu_batched": 620,
     "variants.ppo_memory": 685,
     "variants.ppo_pixels": 450,
-    "variants.ppo_imitation": 555,
+    "variants.ppo_imitation": 556,
     "variants.ppo_robot": 640,
     "variants.ppo_distributed": 460,
     "variants.ppo_seeds": 560,

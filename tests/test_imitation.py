@@ -15,6 +15,7 @@ from common.cli import Refusal
 from common.demonstrations import Demonstrations, read, record, scripted, write
 from common.envs import make_env
 from common.envs.experts import EXPERTS
+from common.recording import shown_plots
 from common.seeding import RandomStream
 from tests.conftest import load, metrics, tiny_args
 from tests.test_rollout import watch
@@ -133,6 +134,13 @@ def test_the_reward_is_the_old_discriminators_and_the_score_the_environments(tmp
         assert torch.equal(rewards, rollout.reward if kind == "env" else learned)
         assert line["episodic_return"] == finished[0][0] and line["episodic_return"] < -100
         assert line["learned_reward"] == pytest.approx(rewards.mean().item())
+
+
+def test_the_discriminators_curves_are_shown(tmp_path):
+    """Fails with a metric that the recording does not lay out."""
+    script.train(args_for(tmp_path, total_timesteps=64))
+    curves = {"learned_reward", "discriminator_accuracy", "discriminator_loss"}
+    assert curves <= set(shown_plots(set(metrics(tmp_path)[0])))
 
 
 # Cloning

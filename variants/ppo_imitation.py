@@ -444,7 +444,8 @@ def train(args: Args) -> Agent:
     state |= {f"env_{i}": env for i, env in enumerate(envs)}
     first_iteration = 1  # unless resumed
     run = Run(SCRIPT, args, num_parameters=parameters.numel())
-    if args.resume is None:
+    if args.resume is None and args.pretrain_epochs > 0:
+        run.say(f"cloning {len(demos.obs):,} steps of the expert, {args.pretrain_epochs} times over")
         clone(agent, parameters, demos, minibatch_order, args)
     first_iteration = run.restore(state)
     same = torch.equal(discriminator.mean, expert.mean(0))
