@@ -140,14 +140,14 @@ REPEAT_32 = (
     f"{MEMORY} --env-id RepeatFirst-v0 --total-timesteps 200000 --env-kwargs '{{\"length\": 32}}' "
     "--num-steps 66 --bptt-length 33"
 )
-for name, command, least in (
-    ("memory", MEMORY, 450),
-    ("repeat first", REPEAT, 0.95),
-    ("repeat 32", REPEAT_32, 0.95),
+for name, command, seeds, least in (
+    ("memory", MEMORY, 5, 450),
+    ("repeat first", REPEAT, 5, 0.95),
+    ("repeat 32", REPEAT_32, 3, 0.95),
 ):
     for memory in ("gru", "lstm", "transformer", "mamba"):
-        RECIPES[f"{name} {memory}"] = Recipe(f"{command} --memory {memory}", 5, least, table="memory")
-    RECIPES[f"{name} none"] = Recipe(f"{command} --memory none", 5, table="memory")
+        RECIPES[f"{name} {memory}"] = Recipe(f"{command} --memory {memory}", seeds, least, table="memory")
+    RECIPES[f"{name} none"] = Recipe(f"{command} --memory none", seeds, table="memory")
 RECIPES["memory break"] = Recipe(f"{MEMORY} --break-memory", 5, table="memory bugs")
 RECIPES["memory stale"] = Recipe(f"{MEMORY} --break-stale", 5, table="memory bugs")
 RECIPES["repeat first break"] = Recipe(f"{REPEAT} --break-memory", 5, table="memory bugs")
@@ -165,24 +165,24 @@ CART_POLE = (
     "--norm-reward"
 )
 RECIPES["two frames"] = Recipe(f"{CART_POLE} --frame-stack 2", 5, 400, table="images")
-RECIPES["one frame"] = Recipe(CART_POLE, 5, table="images")
+RECIPES["one frame"] = Recipe(CART_POLE, 3, table="images")
 for game in ("Breakout", "Asterix"):
     command = f"--env-id MinAtar/{game}-v1 --total-timesteps 1000000 --num-envs 16 --num-minibatches 8"
     RECIPES[game.lower()] = Recipe(f"{PIXELS} {command}", 3, table="images")
 IMITATION = "-m variants.ppo_imitation"
 ALONE = f"{IMITATION} --pretrain-epochs 300 --total-timesteps 0"
-POLE = f"{IMITATION} --env-id CartPoleContinuous-v0"
+POLE = f"{IMITATION} --env-id CartPoleContinuous-v0 --total-timesteps 150000"
 for name, recipe in {
     "clone 1": Recipe(f"{ALONE} --demo-episodes 1", 5),
     "clone 5": Recipe(ALONE, 5),
     "gail": Recipe(IMITATION, 5, -250),
     "clone then gail": Recipe(f"{IMITATION} --pretrain-epochs 300", 5, -250),
-    "true reward": Recipe(f"{IMITATION} --reward env", 5),
-    "gail shuffled": Recipe(f"{IMITATION} --break-demos", 5),
-    "gail frozen": Recipe(f"{IMITATION} --discriminator-updates 0", 5),
-    "pole gail": Recipe(POLE, 5, 450),
-    "pole shuffled": Recipe(f"{POLE} --break-demos", 5),
-    "pole frozen": Recipe(f"{POLE} --discriminator-updates 0", 5),
+    "true reward": Recipe(f"{IMITATION} --reward env", 3),
+    "gail shuffled": Recipe(f"{IMITATION} --break-demos", 3),
+    "gail frozen": Recipe(f"{IMITATION} --discriminator-updates 0", 3),
+    "pole gail": Recipe(POLE, 3, 450),
+    "pole shuffled": Recipe(f"{POLE} --break-demos", 3),
+    "pole frozen": Recipe(f"{POLE} --discriminator-updates 0", 3),
 }.items():
     RECIPES[name] = recipe._replace(table="imitation")
 RECIPES["raw pendulum"] = Recipe(
