@@ -146,11 +146,11 @@ def test_the_discriminators_curves_are_shown(tmp_path):
 # Cloning
 
 
-@pytest.mark.parametrize("env_id, error", [("CartPoleContinuous-v0", 0.1), ("CartPole-v1", 0.05)])
+@pytest.mark.parametrize("env_id, error", [("CartPoleContinuous-v0", 0.1), ("CartPole-v1", 0.1)])
 def test_cloning_reaches_the_experts_actions_where_the_expert_was(tmp_path, env_id, error):
     """Mean error of the action, or share of wrong ones. Fails with the critic trained for the actor, and with
     gradients that add up."""
-    agent = script.train(args_for(tmp_path, env_id=env_id, pretrain_epochs=100, total_timesteps=0))
+    agent = script.train(args_for(tmp_path, env_id=env_id, pretrain_epochs=40, total_timesteps=0))
     demos, _ = scripted(env_id, "{}", 0, 5)
     with torch.no_grad():
         action = agent.best(demos.obs)
@@ -168,9 +168,9 @@ def test_the_standard_deviation_has_a_floor_while_cloning(tmp_path, monkeypatch)
         "log_prob_entropy",
         lambda self, *x: least.append(self.log_std.min().item()) or original(self, *x),
     )
-    flags = {"env_id": "CartPoleContinuous-v0", "pretrain_epochs": 100, "log_std_init": 0.5}
+    flags = {"env_id": "CartPoleContinuous-v0", "pretrain_epochs": 20, "log_std_init": -0.75}
     agent = script.train(args_for(tmp_path, total_timesteps=0, **flags))
-    assert min(least) == -1.0 and agent.log_std.tolist() == [0.5]
+    assert min(least) == -1.0 and agent.log_std.tolist() == [-0.75]
 
 
 def test_cloning_alone_leaves_a_whole_run(tmp_path, capsys):

@@ -346,7 +346,7 @@ def test_cut_and_resumed_is_uninterrupted(tmp_path, flags):
     script.train(args)
     stopped = args_for(tmp_path / "cut", **flags, checkpoint_every=1)
     cut(script, stopped, at=2)
-    kept = load(tmp_path / "cut")["state"]["memory"]["state"]
+    kept = load(tmp_path / "cut")["state"]["memory"]["value"]
     assert len(kept) == (1 if flags.get("shared_trunk") else 2)
     assert all(x.abs().sum() > 0 for memory in kept for x in memory)
     script.train(resumed(script, tmp_path / "cut"))

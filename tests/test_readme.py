@@ -41,7 +41,8 @@ def commands(text):
 
 def marked(command):
     extras = any(env in command for env in NEEDS_EXTRAS)
-    rows = ("--memory ", "CartPolePixels")  # of one table, with one flag changed or a large network
+    # Rows of one table, with one flag changed, and what takes long even cut short.
+    rows = ("--memory ", "CartPolePixels", "--pretrain-epochs", "--discriminator-updates")
     slow = "ppo_gpu_batched.py" in command or kind_of(command) == "torchrun"
     slow = slow or ("variants" in command and any(row in command for row in rows))
     absent = "Taxi-v4" in command and "Taxi-v4" not in gymnasium.registry
@@ -59,6 +60,7 @@ def kind_of(command):
     if command in (*SETTING_UP, *FORMS):
         return "not run"
     for kind, pattern in {
+        "record": r"python -m variants\.ppo_imitation --record ",
         "script": r"python (\w+\.py|-m variants\.\w+)(?!\S)",
         "torchrun": r"torchrun (.* )?-m variants\.\w+(?!\S)",
         "compare": r"python -m common\.compare ",
@@ -151,6 +153,13 @@ def test_scripts_run(a_run, monkeypatch, capsys, command):
     assert "evaluation" in capsys.readouterr().out
     if "--eval-only" not in command:
         assert len(read_metrics(folder)) == 2 and (folder / "recording.rrd").exists()
+
+
+@pytest.mark.parametrize("command", of("record"))
+def test_demonstrations_are_recorded(a_run, monkeypatch, capsys, command):
+    """Fails with a flag on a page that --record does not go with."""
+    run_module(monkeypatch, "variants.ppo_imitation", shlex.split(command.replace("NAME", a_run.name))[3:])
+    assert "5 episodes" in capsys.readouterr().out and (a_run / "demos.npz").exists()
 
 
 @pytest.mark.parametrize("command", of("compare"))

@@ -9,8 +9,8 @@ environment's own reward is shown, and never learned from.
     python -m variants.ppo_imitation --seed 0                 # run it: five episodes teach a pendulum's swing
     python -m variants.ppo_imitation --pretrain-epochs 300 --total-timesteps 0      # ablate it: cloning alone
     python -m variants.ppo_imitation --seed 0 --break-demos   # break it: actions of other moments
-    python -m variants.ppo_imitation --record runs/NAME --episodes 5   # write the demonstrations of a run,
-    python -m variants.ppo_imitation --demos runs/NAME/demos.npz       # and learn from them
+    python -m variants.ppo_imitation --record runs/NAME --episodes 5   # write what the policy of a run does,
+    python -m variants.ppo_imitation --env-id ... --demos runs/NAME/demos.npz      # and learn from that
     python -m variants.ppo_imitation --resume runs/NAME       # go on after Ctrl-C, to the same bytes
     python -m variants.ppo_imitation --eval-only runs/NAME    # play the saved policy
     python -m rerun runs/NAME/recording.rrd                   # watch it
