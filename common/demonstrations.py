@@ -57,7 +57,8 @@ def play(env: FlatEnv, policy: Callable, episodes: int) -> tuple[Demonstrations,
 def scripted(env_id: str, env_kwargs: str, seed: int, episodes: int) -> tuple[Demonstrations, list[float]]:
     """What the expert that comes with common/ does there. Raises Refusal where there is none."""
     known = ", ".join(EXPERTS)
-    cli.check(env_id in EXPERTS, f"there is no scripted expert for {env_id}, only for {known}: give --demos")
+    sentence = f"--env-id {env_id} has no scripted expert, only {known} have: give --demos, or --record a run"
+    cli.check(env_id in EXPERTS, sentence)
     with make_env(env_id, env_kwargs, seed, stream="demo") as env:
         return play(env, EXPERTS[env_id], episodes)
 

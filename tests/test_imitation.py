@@ -279,7 +279,7 @@ def test_what_is_no_file_of_demonstrations_is_refused(tmp_path):
     for name in ("text.npz", "nowhere.npz"):
         with pytest.raises(Refusal, match=r"cannot be read as an \.npz"):
             script.train(args_for(tmp_path / "run", demos=str(tmp_path / name)))
-    with pytest.raises(Refusal, match="no scripted expert for Acrobot-v1, only for Pendulum-v1"):
+    with pytest.raises(Refusal, match="--env-id Acrobot-v1 has no scripted expert, only Pendulum-v1"):
         script.train(args_for(tmp_path / "run", env_id="Acrobot-v1"))
     with pytest.raises(Refusal, match=r"--record .* has no checkpoint\.pt"):
         record(str(tmp_path), 1, "Pendulum-v1", "{}", 0)

@@ -49,7 +49,7 @@ class ImageEnv(FlatEnv):
         check(
             image,
             f"--env-id {self.name} observes {kind}, and this script takes images of uint8 or bool, [H, W], "
-            "[H, W, C] or [C, H, W]: ppo_discrete.py takes vectors",
+            "[H, W, C] or [C, H, W]: the scripts at the top take vectors",
         )
         self.channels_at = None if len(shape) == 2 else 2 if shape[2] < shape[0] else 0
         check(

@@ -142,16 +142,16 @@ REPEAT_32 = (
 )
 for name, command, seeds, least in (
     ("memory", MEMORY, 5, 450),
-    ("repeat first", REPEAT, 5, 0.95),
-    ("repeat 32", REPEAT_32, 3, 0.95),
+    ("repeat first", REPEAT, 3, 0.95),
+    ("repeat 32", REPEAT_32, 2, 0.95),
 ):
     for memory in ("gru", "lstm", "transformer", "mamba"):
         RECIPES[f"{name} {memory}"] = Recipe(f"{command} --memory {memory}", seeds, least, table="memory")
     RECIPES[f"{name} none"] = Recipe(f"{command} --memory none", seeds, table="memory")
-RECIPES["memory break"] = Recipe(f"{MEMORY} --break-memory", 5, table="memory bugs")
-RECIPES["memory stale"] = Recipe(f"{MEMORY} --break-stale", 5, table="memory bugs")
-RECIPES["repeat first break"] = Recipe(f"{REPEAT} --break-memory", 5, table="memory bugs")
-RECIPES["repeat first stale"] = Recipe(f"{REPEAT} --break-stale", 5, table="memory bugs")
+RECIPES["memory break"] = Recipe(f"{MEMORY} --break-memory", 3, table="memory bugs")
+RECIPES["memory stale"] = Recipe(f"{MEMORY} --break-stale", 3, table="memory bugs")
+RECIPES["repeat first break"] = Recipe(f"{REPEAT} --break-memory", 3, table="memory bugs")
+RECIPES["repeat first stale"] = Recipe(f"{REPEAT} --break-stale", 3, table="memory bugs")
 RECIPES["pendulum no velocity"] = Recipe(
     f"{MEMORY} --env-id PendulumNoVelocity-v0 --gamma 0.97 --norm-reward", 5, -260, table="memory"
 )
