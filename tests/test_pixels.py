@@ -69,8 +69,9 @@ def test_the_brightest_pixel_is_one(monkeypatch, dtype, brightest):
     env = frames(dtype=dtype, brightest=brightest)
     agent = script.Agent(env, script.Args())
     assert env.brightest == brightest
-    inputs = []
-    monkeypatch.setattr(agent.bodies[0], "forward", lambda x: inputs.append(x) or torch.zeros(1, 128))
+    inputs, first = [], agent.bodies[0][0]
+    forward = first.forward
+    monkeypatch.setattr(first, "forward", lambda x: inputs.append(x) or forward(x))
     agent.best(torch.full((1, *env.image_shape), brightest, dtype=torch.uint8))
     assert inputs[0].dtype == torch.float32 and (inputs[0] == 1).all()
 
@@ -166,7 +167,7 @@ def test_every_pixel_reaches_the_first_layer(layout, net):
     env = frames(layout=layout)
     torch.manual_seed(0)
     agent = script.Agent(env, script.Args())
-    assert script.choose_net(script.Args(), env.image_shape)[0] == net
+    assert script.default_net(env) == net
     image = torch.rand(1, *env.image_shape, requires_grad=True)
     logits, value = agent.logits_value(image)
     (logits.sum() + value.sum()).backward()
@@ -183,7 +184,8 @@ def test_shared_bodies_see_once():
         agent = script.Agent(env, script.Args(shared_trunk=shared_trunk))
         seen = []
         for body in agent.bodies:
-            body.register_forward_hook(lambda *call, seen=seen: seen.append(call))
+            linear, forward = body[-2], body[-2].forward
+            linear.forward = lambda x, forward=forward, seen=seen: seen.append(x) or forward(x)
         _, value = agent.logits_value(image)
         assert len(agent.bodies) == len(seen) == bodies
         assert torch.equal(value, agent.value(image))
@@ -206,7 +208,7 @@ def test_before_the_first_gradient_step_the_policy_is_the_old_one(monkeypatch, t
         (
             {},
             {"net": "nature"},
-            "--net nature does not fit the images of ProbeFrames-v0, 5 x 6: 36 x 36 is the",
+            "ProbeFrames-v0 has images of 5 x 6, and --net nature needs 36 x 36",
         ),
         ({"lives": False}, {"terminal_on_life_loss": True}, "ProbeFrames-v0 has no lives: leave it out"),
         ({}, {"frame_stack": 0}, "--frame-stack"),

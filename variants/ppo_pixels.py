@@ -33,10 +33,11 @@ from common.run_folder import Run
 from common.seeding import RandomStream, initial_weights
 
 SCRIPT = Path(__file__).stem
-# The convolutions of each net as (channels, kernel, stride), and the width of the layer after them.
+# The convolutions of each net as (channels, kernel, stride), the width of the layer after them, and how many
+# rows and columns an image must have.
 NETS = {
-    "small": ([(16, 3, 1)], 128),  # for boards of 10 x 10 (Young and Tian 2019, arXiv:1903.03176)
-    "nature": ([(32, 8, 4), (64, 4, 2), (64, 3, 1)], 512),  # for screens (Mnih et al. 2015, Nature 518)
+    "small": ([(16, 3, 1)], 128, 3),  # for boards of 10 x 10 (Young and Tian 2019, arXiv:1903.03176)
+    "nature": ([(32, 8, 4), (64, 4, 2), (64, 3, 1)], 512, 36),  # for screens (Mnih et al. 2015, Nature 518)
 }
 
 
@@ -64,7 +65,7 @@ class Args:
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # global gradient-norm clip, 0 for none
     target_kl: float | None = None  # stop an iteration's epochs once approx_kl passes it
-    net: Literal["small", "nature"] | None = None  # default: nature where it fits, in 36 x 36 and more
+    net: Literal["small", "nature"] | None = None  # default: nature for images of 36 x 36 and more
     orthogonal_init: bool = True  # orthogonal weights, zero biases; off: PyTorch's own
     shared_trunk: bool = True  # one body for actor and critic; off: two
     norm_reward: bool = False  # rewards (and so V) divided by the running std of the discounted return
@@ -100,17 +101,16 @@ def categorical_entropy(logits: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-def choose_net(args: Args, image_shape: tuple[int, int, int]) -> tuple[str, int, int]:
-    """The net to see images (C, H, W) with, and the height and width of what its last convolution puts out:
-    0 or less where the images are too small for it."""
-    sizes = {}
-    for net, (convolutions, _) in NETS.items():
-        size = image_shape[1:]
-        for _, kernel, stride in convolutions:
-            size = tuple((pixels - kernel) // stride + 1 for pixels in size)
-        sizes[net] = size
-    net = args.net or ("nature" if min(sizes["nature"]) > 0 else "small")
-    return net, *sizes[net]
+def through(net: nn.Sequential, x: Tensor) -> Tensor:
+    """net(x), without the checks for hooks: around layers this small they cost as much as the arithmetic."""
+    for layer in net:
+        x = layer.forward(x)
+    return x
+
+
+def default_net(env: ImageEnv) -> str:
+    """The larger of NETS that fits its images."""
+    return "nature" if min(env.image_shape[1:]) >= NETS["nature"][2] else "small"
 
 
 class Agent(nn.Module):
@@ -121,8 +121,7 @@ class Agent(nn.Module):
     def __init__(self, env: ImageEnv, args: Args) -> None:
         super().__init__()
         init = layer_init if args.orthogonal_init else lambda layer, gain: layer
-        net, height, width = choose_net(args, env.image_shape)
-        convolutions, features = NETS[net]
+        convolutions, features, _ = NETS[args.net or default_net(env)]
 
         def body() -> nn.Sequential:
             layers, channels = [], env.image_shape[0]
@@ -130,8 +129,9 @@ class Agent(nn.Module):
                 convolution = nn.Conv2d(channels, channels_out, kernel, stride)
                 layers += [init(convolution, math.sqrt(2)), nn.ReLU()]
                 channels = channels_out
-            linear = init(nn.Linear(channels * height * width, features), math.sqrt(2))
-            return nn.Sequential(*layers, nn.Flatten(), linear, nn.ReLU())
+            layers.append(nn.Flatten())
+            size = nn.Sequential(*layers)(torch.zeros(1, *env.image_shape)).shape[1]
+            return nn.Sequential(*layers, init(nn.Linear(size, features), math.sqrt(2)), nn.ReLU())
 
         self.bodies = nn.ModuleList(body() for _ in range(1 if args.shared_trunk else 2))
         # The small gain makes the first policy nearly the same in every state.
@@ -141,7 +141,7 @@ class Agent(nn.Module):
 
     def see(self, images: Tensor, body: int) -> Tensor:
         """What the actor's body, 0, or the critic's, -1, makes of images: (N, features)."""
-        return self.bodies[body](images.float() / self.brightest)
+        return through(self.bodies[body], images.float() / self.brightest)
 
     def logits_value(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (N, actions) and V (N,): a body that both share looks once."""
@@ -310,10 +310,10 @@ def check_args(args: Args, env: ImageEnv) -> None:
     rows, minibatches, total = args.num_envs * args.num_steps, args.num_minibatches, args.total_timesteps
     kind = f"--env-id {args.env_id} has {type(env.action_space).__name__} actions"
     check(isinstance(env.action_space, Discrete), f"{kind}, {SCRIPT}.py takes Discrete ones")
-    net, *size = choose_net(args, env.image_shape)
-    least = {"small": "3 x 3 is the least", "nature": "36 x 36 is the least, or give --net small"}[net]
-    images = "{} x {}".format(*env.image_shape[1:])
-    check(min(size) > 0, f"--net {net} does not fit the images of {args.env_id}, {images}: {least}")
+    net = args.net or default_net(env)
+    (_, height, width), least = env.image_shape, NETS[net][2]
+    fits = min(height, width) >= least
+    check(fits, f"{args.env_id} has images of {height} x {width}, and --net {net} needs {least} x {least}")
     if args.terminal_on_life_loss:
         env.reset()
         check(env.lives is not None, f"--terminal-on-life-loss: {args.env_id} has no lives: leave it out")
