@@ -71,8 +71,8 @@ class Args:
     norm_reward: bool = False  # rewards (and so V) divided by the running std of the discounted return
     break_: Annotated[bool, flag(name="break")] = False  # BUG on purpose: a time limit is taken for a fall
     break_reset: bool = False  # BUG on purpose: a time limit bootstraps from the next episode's first obs
-    break_memory: bool = False  # BUG on purpose: the memory runs on from one episode into the next
-    break_stale: bool = False  # BUG on purpose: chunks are replayed from an empty memory
+    break_memory: bool = False  # BUG on purpose: the memory runs on into the next episode; no score shows it
+    break_stale: bool = False  # BUG on purpose: chunks begin with an empty memory; it learns half as fast
     device: str = "cpu"  # where the networks live
     eval_episodes: int = 20  # episodes of the final evaluation; 0: none
     eval_max_steps: int = 10_000  # an evaluation episode that has not ended by then is stopped
