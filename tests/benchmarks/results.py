@@ -149,10 +149,10 @@ for name, command, seeds, least in (
         least = least if (name, memory) != ("repeat 32", "mamba") else 0.0  # which it does not learn
         RECIPES[f"{name} {memory}"] = Recipe(f"{command} --memory {memory}", seeds, least, table="memory")
     RECIPES[f"{name} none"] = Recipe(f"{command} --memory none", seeds, table="memory")
-RECIPES["memory break"] = Recipe(f"{MEMORY} --break-memory", 3, table="memory bugs")
-RECIPES["memory stale"] = Recipe(f"{MEMORY} --break-stale", 3, table="memory bugs")
-RECIPES["repeat first break"] = Recipe(f"{REPEAT} --break-memory", 3, table="memory bugs")
-RECIPES["repeat first stale"] = Recipe(f"{REPEAT} --break-stale", 3, table="memory bugs")
+RECIPES["memory break"] = Recipe(f"{MEMORY} --break-memory", 3, table="memory_bugs")
+RECIPES["memory stale"] = Recipe(f"{MEMORY} --break-stale", 3, table="memory_bugs")
+RECIPES["repeat first break"] = Recipe(f"{REPEAT} --break-memory", 3, table="memory_bugs")
+RECIPES["repeat first stale"] = Recipe(f"{REPEAT} --break-stale", 3, table="memory_bugs")
 RECIPES["pendulum no velocity"] = Recipe(
     f"{MEMORY} --env-id PendulumNoVelocity-v0 --gamma 0.97 --norm-reward", 5, -260, table="memory"
 )
@@ -418,11 +418,12 @@ def results_table(results: dict[str, Any], table: str, every_seed: bool) -> list
         scores = [run["eval_return_mean"] for run in results[name]["runs"]]
         digits = digits_of(scores)
         training = [run["train_return_mean"] for run in results[name]["runs"]]
+        middle = 0.0 if None in training else float(interquartile_mean(np.array(training)))
         last = " ".join(f"{score:,.{digits}f}" for score in (scores if every_seed else [min(scores)]))
         rows.append([
             name, setting(command, "env_id"), f"`{script_and_flags(command)[0][-1]}`",
             f"{setting(command, 'total_timesteps') / 1000:,.0f}k",
-            "-" if None in training else f"{interquartile_mean(np.array(training)):,.0f}",
+            "-" if None in training else f"{middle:,.{int(abs(middle) < 10)}f}",
             str(len(scores)), f"{np.mean(scores):,.{digits}f}", with_interval(scores, digits), last,
         ])  # fmt: skip
     header = ["recipe", "environment", "script", "steps", "training", "seeds", "mean", "IQM [95%]"]
