@@ -64,6 +64,7 @@ def kind_of(command):
         "script": r"python (\w+\.py|-m variants\.\w+)(?!\S)",
         "torchrun": r"torchrun (.* )?-m variants\.\w+(?!\S)",
         "compare": r"python -m common\.compare ",
+        "export": r"python -m common\.export ",
         "watch": r"python -m rerun ",
         "results": r"python -m tests\.benchmarks\.results ",
         "speed": r"python -m tests\.benchmarks\.speed$",
@@ -160,6 +161,17 @@ def test_demonstrations_are_recorded(a_run, monkeypatch, capsys, command):
     """Fails with a flag on a page that --record does not go with."""
     run_module(monkeypatch, "variants.ppo_imitation", shlex.split(command.replace("NAME", a_run.name))[3:])
     assert "5 episodes" in capsys.readouterr().out and (a_run / "demos.npz").exists()
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("command", of("export"))
+def test_policies_are_exported(a_run, monkeypatch, capsys, command):
+    """Fails with an argument on a page that export does not take."""
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.argv", ["export", *shlex.split(command.replace("NAME", a_run.name))[3:]])
+        patch.delitem(sys.modules, "common.export", raising=False)
+        runpy.run_module("common.export", run_name="__main__")
+    assert "policy.onnx: obs -> action" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", of("compare"))
