@@ -90,8 +90,7 @@ def read(path: str, env: FlatEnv, episodes: int) -> Demonstrations:
     there = int(starts.sum())
     cli.check(there >= episodes, f"{name} holds {there} episodes: give --demo-episodes {there} or fewer")
     end = len(obs) if there == episodes else int(np.flatnonzero(starts)[episodes])
-    tensors = (torch.as_tensor(x[:end].copy()) for x in (obs, action, starts))
-    obs, action, starts = tensors
+    obs, action, starts = (torch.as_tensor(x[:end].copy()) for x in (obs, action, starts))
     return Demonstrations(obs.float(), action.to(env.action_dtype), starts.bool())
 
 

@@ -1,5 +1,7 @@
 """Small environments whose every step is known beforehand. Importing this registers them with Gymnasium."""
 
+from typing import ClassVar
+
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
@@ -210,7 +212,7 @@ class Frames(gym.Env):
     every second step; `length` steps to an episode, at which it terminates, unless a time limit ends it
     before."""
 
-    SHAPES = {"HW": (5, 6), "HWC": (5, 6, 3), "CHW": (3, 5, 6), "36": (36, 37)}  # noqa: RUF012
+    SHAPES: ClassVar = {"HW": (5, 6), "HWC": (5, 6, 3), "CHW": (3, 5, 6), "36": (36, 37)}
 
     def __init__(self, layout="HW", dtype="uint8", length=7, draw=False, lives=True, brightest=255) -> None:
         shape, kind = self.SHAPES[layout], {"uint8": np.uint8, "bool": bool, "float": np.float32}[dtype]

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-import tests.envs_for_tests  # noqa: F401
 from common.cli import CannotWrite, Refusal
 from common.envs import make_env
 from common.export import export, load, main
 from tests.conftest import ROOT, tiny_args
 
 extras = pytest.mark.extras  # the extra `export`
+PROBES = "tests.envs_for_tests"
 
 
 def trained(script, folder, **changes):
@@ -36,8 +36,8 @@ def session_of(folder):
         ("ppo_continuous", {"norm_obs": True, "log_std_init": 1.0}),
         ("ppo_continuous", {"squash": True, "env_id": "Pendulum-v1"}),
         ("ppo_discrete", {"norm_obs": True}),
-        ("ppo_discrete", {"env_id": "ProbeSpaces-v0", "env_kwargs": '{"action": "multidiscrete"}'}),
-        ("ppo_discrete", {"env_id": "ProbeMasked-v0", "mask_actions": True}),
+        ("ppo_discrete", {"env_id": f"{PROBES}:ProbeSpaces-v0", "env_kwargs": '{"action": "multidiscrete"}'}),
+        ("ppo_discrete", {"env_id": f"{PROBES}:ProbeMasked-v0", "mask_actions": True}),
         ("a2c", {"env_id": "Pendulum-v1"}),
         ("ppo_gpu_batched", {"env_id": "Pendulum-v1", "norm_obs": True}),
         ("variants.ppo_imitation", {"env_id": "CartPole-v1"}),

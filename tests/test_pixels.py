@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-import tests.envs_for_tests
 import variants.ppo_pixels as script
 from common.cli import Refusal
 from common.envs import make_env
 from common.envs.cartpole import CartPoleContinuous
 from common.envs.pixels import CartPolePixels
 from tests.conftest import load, metrics, tiny_args
+from tests.envs_for_tests import Frames
 from tests.test_rollout import watch
 from tests.test_run import cut, resumed
 
@@ -95,7 +95,7 @@ def test_what_is_no_image_is_refused_by_name(make, sentence):
 
 def test_an_image_of_which_the_channels_cannot_be_told_is_refused(monkeypatch):
     """Fails with a guess."""
-    monkeypatch.setitem(tests.envs_for_tests.Frames.SHAPES, "cube", (5, 6, 5))
+    monkeypatch.setitem(Frames.SHAPES, "cube", (5, 6, 5))
     with pytest.raises(Refusal, match=r"images of \[5, 6, 5\], where the first axis or the last"):
         frames(layout="cube")
 
@@ -238,6 +238,19 @@ def test_a_lost_life_is_a_fall_only_if_asked(tmp_path, monkeypatch, ends):
     lost = [2, 4, 6, 7, 9, 11, 13, 14, 16] if ends else [7, 14]
     assert (rollout.terminated[:, 0].nonzero()[:, 0] + 1).tolist() == lost
     assert finished == [(7.0, 7), (7.0, 7)]
+
+
+def test_lives_that_are_told_only_later_are_no_loss():
+    """Fails with a comparison to the None of the reset."""
+    env = frames()
+    info = env.unwrapped.info
+    env.unwrapped.info = dict
+    env.reset()
+    env.unwrapped.info = info
+    env.step(0)
+    assert env.lives == 3 and not env.life_lost
+    env.step(0)
+    assert env.lives == 2 and env.life_lost
 
 
 # A run

@@ -294,7 +294,7 @@ class Agent(nn.Module):
         layers = (init(nn.Linear(env.obs_dim, size), math.sqrt(2)) for _ in range(trunks))
         self.encoders = nn.ModuleList(nn.Sequential(self.obs_norm, layer, nn.Tanh()) for layer in layers)
         self.memories = nn.ModuleList(MEMORIES[args.memory](size) for _ in range(trunks))
-        # A GRU puts out little at first, a transformer much: normalised, each head can begin alike.
+        # Normalised: a memory's outputs have no scale of their own, and V may have to reach 100 from them.
         norms = [nn.LayerNorm(size) for _ in range(trunks)]
         # The small gain makes the first policy nearly the same in every state.
         self.actor = nn.Sequential(norms[0], init(nn.Linear(size, env.action_dim), 0.01))

@@ -5,9 +5,9 @@ until a network looks at it, one body of convolutions sees for actor and critic,
 shows, such as where a ball is going, has to come from several: stack the last few frames.
 
     python -m variants.ppo_pixels --seed 0                     # run it: a ball is caught
-    python -m variants.ppo_pixels --seed 0 --no-shared-trunk   # ablate it: two bodies, twice the time
-    python -m variants.ppo_pixels --env-id CartPolePixels-v0   # break it: one frame shows no velocity ...
-    python -m variants.ppo_pixels --env-id CartPolePixels-v0 --frame-stack 2  # ... two do
+    python -m variants.ppo_pixels --seed 0 --no-shared-trunk   # ablate it: two bodies, one for each
+    python -m variants.ppo_pixels --env-id CartPolePixels-v0 --norm-reward --learning-rate 5e-4 --ent-coef 0
+        # break it: one frame shows no velocity, and the pole falls; with --frame-stack 2 it does not
     python -m variants.ppo_pixels --resume runs/NAME           # go on after Ctrl-C, to the same bytes
     python -m variants.ppo_pixels --eval-only runs/NAME        # play the saved policy
     python -m rerun runs/NAME/recording.rrd                    # watch it

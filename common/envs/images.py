@@ -78,7 +78,7 @@ class ImageEnv(FlatEnv):
     def step(self, action) -> tuple[np.ndarray, float, bool, bool, dict]:
         obs, reward, terminated, truncated, info = super().step(action)
         lives = info.get("lives")
-        self.life_lost = lives is not None and lives < self.lives
+        self.life_lost = None not in (lives, self.lives) and lives < self.lives
         self.lives = lives
         return obs, reward, terminated, truncated, info
 

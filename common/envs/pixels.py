@@ -2,7 +2,7 @@
 `CartPolePixels-v0`."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -21,7 +21,7 @@ class Catch(gym.Env):
     last of `rows` - 1 steps, which terminates. Both start in a random column.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 10}
 
     def __init__(self, rows: int = 10, columns: int = 5, render_mode: str | None = None) -> None:
         if rows < 2 or columns < 1:
