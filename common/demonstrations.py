@@ -9,7 +9,6 @@ A file is an .npz, as `numpy.savez` writes it, of three arrays with a row a step
 
 from __future__ import annotations
 
-import importlib
 import io
 import zipfile
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from common.envs import FlatEnv, make_env
 from common.envs.experts import EXPERTS
 from common.files import write_atomically
 from common.process import restores_process
+from common.trained import trained_agent
 
 MAX_STEPS = 10_000  # an episode that has not ended by then is stopped
 RECORDED = ("ppo_continuous", "ppo_discrete", "a2c")  # scripts whose policies need one observation alone
@@ -102,19 +102,13 @@ def record(run: str, episodes: int, env_id: str, env_kwargs: str, seed: int) -> 
     if run == "scripted":
         (demos, returns), path = scripted(env_id, env_kwargs, seed, episodes), Path("demos.npz")
     else:
-        checkpoint = cli.read_checkpoint(run, None, "--record")
-        script = checkpoint["script"]
-        sentence = f"--record takes a run of {', '.join(RECORDED)}, and {run} is one of {script}"
-        cli.check(script in RECORDED, sentence)
-        module = importlib.import_module(script)
-        args = cli.saved_args(module.Args, checkpoint)
-        with make_env(args.env_id, args.env_kwargs, seed, stream="demo") as env:
+        agent, env, args, script = trained_agent(run, "--record", seed, "demo")
+        with env:
+            sentence = f"--record takes a run of {', '.join(RECORDED)}, and {run} is one of {script}"
+            cli.check(script in RECORDED, sentence)
             kind = type(env.action_space).__name__
             fits = isinstance(env.action_space, (Box, Discrete)) and not getattr(args, "mask_actions", False)
             cli.check(fits, f"--record {run}: its actions are {kind}, or masked; Box and Discrete will do")
-            agent = module.Agent(env, args)
-            module.flatten_parameters(agent)
-            agent.load_state_dict(checkpoint["state"]["agent"])
 
             def policy(obs: np.ndarray) -> np.ndarray:
                 with torch.no_grad():

@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import importlib.util
 import io
 import logging
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from common import cli
-from common.envs import make_env
+from common.trained import trained_agent
 
 PACKAGES = ("onnx", "onnxscript")
 
@@ -61,15 +59,8 @@ class Policy(nn.Module):
 def load(run: str) -> tuple[Policy, tuple[Tensor, ...]]:
     """A run's policy, and inputs for it: an observation of zeros, and the state of an empty memory. Raises
     Refusal where there is no checkpoint."""
-    checkpoint = cli.read_checkpoint(run, None, "RUN")
-    script = checkpoint["script"]
-    module = importlib.import_module(cli.start(script)[-1].removesuffix(".py"))
-    args = cli.saved_args(module.Args, checkpoint, device="cpu")
-    more: dict[str, Any] = {"frame_stack": args.frame_stack} if hasattr(args, "frame_stack") else {}
-    more |= {"mask": args.mask_actions} if hasattr(args, "mask_actions") else {}
-    with make_env(args.env_id, getattr(args, "env_kwargs", "{}"), **more) as env:
-        agent = module.Agent(env, args)
-        agent.load_state_dict(checkpoint["state"]["agent"])
+    agent, env, _, _ = trained_agent(run, "RUN")
+    with env:
         images = getattr(env, "image_shape", None)
         obs = torch.zeros(2, *images, dtype=torch.uint8) if images else torch.zeros(2, env.obs_dim)
     policy = Policy(agent).eval().requires_grad_(False)

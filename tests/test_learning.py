@@ -8,6 +8,7 @@ import a2c
 import ppo_continuous
 import ppo_discrete
 import ppo_gpu_batched
+from variants import ppo_imitation, ppo_memory, ppo_pixels
 
 pytestmark = pytest.mark.slow
 PENDULUM = {
@@ -31,6 +32,14 @@ def test_the_default_run_solves(script, tmp_path, seed):
 def test_a2c_solves(tmp_path):
     """Fails with the advantages' sign lost."""
     assert evaluation(a2c, tmp_path) >= 475.0
+
+
+@pytest.mark.parametrize(
+    ("script", "least"), [(ppo_memory, 450.0), (ppo_pixels, 0.99), (ppo_imitation, -300.0)]
+)
+def test_a_variant_learns_by_default(script, least, tmp_path):
+    """Fails with the advantages' sign lost."""
+    assert evaluation(script, tmp_path) >= least
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,30 @@ def test_what_the_pages_say_in_words_was_measured():
     assert f"The single-machine scripts {said}" in words
 
 
+def test_what_the_pages_say_of_the_variants_was_measured():
+    """Fails with a recipe trained to another end than the sentences about it."""
+    stored = json.loads(R.RESULTS.read_text())
+    words = " ".join(" ".join(page.read_text() for page in R.pages()).split())
+
+    def mean(name, key="eval_return_mean"):
+        return np.mean([run[key] for run in stored[name]["runs"]])
+
+    memories = [mean(f"memory {name}") for name in ("gru", "lstm", "transformer", "mamba")]
+    assert min(memories) > 470 and round(mean("memory none")) == 44
+    assert "(all over 470 of 500, without memory 44)" in words
+    assert [run["eval_return_mean"] for run in stored["two frames"]["runs"]] == [500.0] * 5
+    assert mean("one frame") < 50 and "two pictures on five seeds of five" in words
+    assert min(mean(f"{name} break") for name in ("memory", "repeat first")) in (1.0, 500.0)
+    slower = mean("memory stale", "train_return_mean") / mean("memory gru", "train_return_mean")
+    lost = sum(run["eval_return_mean"] < 450 for run in stored["memory stale"]["runs"])
+    assert round(slower, 1) == 0.5 and lost == 1
+    assert "learns half as fast, and one seed of three is lost" in words
+    layouts = [mean(f"{name} advantages") for name in ("minibatch", "rollout")]
+    assert round(layouts[0] - layouts[1]) == 20 and "ended 20 points higher" in words
+    assert mean("repeat 32 mamba") < 0.5 and "Mamba does not learn to hold the cue for 32 steps" in words
+    assert mean("gail frozen") < -1000 < mean("clone 5") < mean("gail shuffled") < mean("gail")
+
+
 def test_results_are_complete():
     """Every recipe on the seeds it names, from 0, each evaluated 100 times, with the command it has now,
     and no lower than it promises."""

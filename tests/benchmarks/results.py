@@ -146,9 +146,10 @@ for name, command, seeds, least in (
     ("repeat 32", REPEAT_32, 2, 0.95),
 ):
     for memory in ("gru", "lstm", "transformer", "mamba"):
-        least = least if (name, memory) != ("repeat 32", "mamba") else 0.0  # which it does not learn
         RECIPES[f"{name} {memory}"] = Recipe(f"{command} --memory {memory}", seeds, least, table="memory")
     RECIPES[f"{name} none"] = Recipe(f"{command} --memory none", seeds, table="memory")
+# Mamba does not learn this one, and so promises nothing.
+RECIPES["repeat 32 mamba"] = RECIPES["repeat 32 mamba"]._replace(least_mean=-math.inf)
 RECIPES["memory break"] = Recipe(f"{MEMORY} --break-memory", 3, table="memory_bugs")
 RECIPES["memory stale"] = Recipe(f"{MEMORY} --break-stale", 3, table="memory_bugs")
 RECIPES["repeat first break"] = Recipe(f"{REPEAT} --break-memory", 3, table="memory_bugs")
