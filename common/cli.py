@@ -105,10 +105,11 @@ def check_ranges(args: Any) -> None:
           "frame_stack", "demo_episodes", "episodes"),
          lambda x: x >= 1, "1 or more"),
         (("seed", "learning_rate", "ent_coef", "vf_coef", "max_grad_norm", "eval_episodes",
-          "pretrain_epochs", "discriminator_updates"),
+          "pretrain_epochs", "discriminator_updates", "action_history", "action_rate_cost",
+          "action_smoothness_cost", "mirror_coef"),
          lambda x: 0 <= x < float("inf"), "0 or more"),
         (("gamma", "gae_lambda"), lambda x: 0 <= x <= 1, "between 0 and 1"),
-        (("clip_coef", "target_kl", "adaptive_kl", "divergence_bound"),
+        (("clip_coef", "target_kl", "adaptive_kl", "divergence_bound", "base_gain"),
          lambda x: x is None or 0 < x < float("inf"), "above 0"),
         (("log_std_init",), lambda x: abs(x) < float("inf"), "a finite number"),
     ):  # fmt: skip

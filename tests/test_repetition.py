@@ -65,6 +65,20 @@ OWN = {
         "train": "sets threads, stacks frames, and looks at `next_obs` only where the clock ran out",
         "evaluate, evaluate_only": "stack frames",
     },
+    "variants.ppo_robot": {
+        "Args": "frames, costs, mirror and controller; no `shared_trunk`",
+        "Agent": "Gaussian alone; the actor reads a part of the row, and may be a controller",
+        "Memory": "what the lanes are shown, and the actions they executed, outlast a rollout",
+        "draw": "normal noise alone",
+        "begin_iteration": "clears the robot's sums too",
+        "step_lanes": "shows frames, measures how actions change, and takes its cost",
+        "collect_rollout": "begins with what was shown last, and measures asymmetry",
+        "minibatch_loss": "adds the mirror loss",
+        "end_iteration": "keeps diverged rows out of the statistics, and writes the robot's metrics",
+        "check_args": "asks for continuous actions, and for what mirror and controller need",
+        "train": "shows the first frames",
+        "evaluate": "stacks frames",
+    },
 }
 ORDER: dict[str, str] = {}
 

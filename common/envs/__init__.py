@@ -11,6 +11,8 @@ __all__ = ["FlatEnv", "ImageEnv", "RewardScaling", "RunningNorm", "make_env"]
 
 for name, entry_point, max_episode_steps in (
     ("CartPoleContinuous-v0", "common.envs.cartpole:CartPoleContinuous", 500),
+    ("CartPoleContinuousNoVelocity-v0", "common.envs.partial:CartPoleContinuousNoVelocity", 500),
+    ("SetPoint-v0", "common.envs.setpoint:SetPoint", 200),
     ("CartPoleNoVelocity-v0", "common.envs.partial:CartPoleNoVelocity", 500),
     ("PendulumNoVelocity-v0", "common.envs.partial:PendulumNoVelocity", 200),
     ("RepeatFirst-v0", "common.envs.partial:RepeatFirst", None),

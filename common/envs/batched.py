@@ -5,6 +5,8 @@ on buffers whose addresses never change, with every random number passed in: tha
 replay it. A new environment is one small subclass of `BatchedEnv` and one line in `BATCHED_ENVS`.
 """
 
+import importlib
+import importlib.util
 import math
 from abc import ABC, abstractmethod
 
@@ -13,7 +15,16 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from common.cli import check
 from common.envs.cartpole import FORCE_MAX, THETA_LIMIT, X_LIMIT, cartpole_step
+from common.envs.setpoint import (
+    ERROR_MAX,
+    FORCE_LIMIT,
+    INTEGRAL_MAX,
+    MAX_EPISODE_STEPS,
+    VELOCITY_MAX,
+    set_point_step,
+)
 
 
 class BatchedEnv(ABC):
@@ -29,6 +40,14 @@ class BatchedEnv(ABC):
     max_episode_steps: int
     state_dim: int
     reset_noise_dim: int
+    # What a subclass may declare, for scripts that ask for it. Its mirror, (index, signs): word i of a
+    # mirrored observation or action is signs[i] times word index[i].
+    mirror_obs: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    mirror_act: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    # How many of the observation's first words a robot would have; the others only a simulator knows.
+    actor_words: int | None = None
+    # For each action, the words of the observation that hold an error, its integral and its rate.
+    errors: tuple[tuple[int, int, int], ...] | None = None
 
     @abstractmethod
     def initial_state(self, noise: Tensor) -> Tensor:
@@ -118,6 +137,7 @@ class BatchedCartPole(BatchedEnv):
     max_episode_steps = 500
     state_dim = 4
     reset_noise_dim = 4
+    mirror_obs = (0, 1, 2, 3), (-1, -1, -1, -1)
 
     def initial_state(self, noise: Tensor) -> Tensor:
         return 0.1 * noise - 0.05
@@ -142,9 +162,22 @@ class BatchedCartPoleContinuous(BatchedCartPole):
     """CartPoleContinuous-v0: the cart-pole under a force of any size up to 10 N."""
 
     single_action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    mirror_act = (0,), (-1,)
 
     def force(self, action: Tensor) -> Tensor:
         return action[:, 0].clamp(-1.0, 1.0) * FORCE_MAX
+
+
+class BatchedCartPoleContinuousNoVelocity(BatchedCartPoleContinuous):
+    """CartPoleContinuousNoVelocity-v0: what a robot sees, position and angle, comes first in its
+    observations; the velocities, which only a simulator knows, come last. Who reads it whole sees all."""
+
+    single_observation_space = symmetric_box(2 * X_LIMIT, 2 * THETA_LIMIT, np.inf, np.inf)
+    actor_words = 2
+
+    def observe(self, state: Tensor) -> Tensor:
+        x, x_dot, theta, theta_dot = state.unbind(1)
+        return torch.stack((x, theta, x_dot, theta_dot), 1)
 
 
 class BatchedPendulum(BatchedEnv):
@@ -161,6 +194,8 @@ class BatchedPendulum(BatchedEnv):
     max_episode_steps = 200
     state_dim = 2
     reset_noise_dim = 2
+    mirror_obs = (0, 1, 2), (1, -1, -1)  # cosine, sine, angular velocity
+    mirror_act = (0,), (-1,)
 
     def initial_state(self, noise: Tensor) -> Tensor:
         theta, theta_dot = (2.0 * noise - 1.0).unbind(1)
@@ -231,21 +266,67 @@ class BatchedAcrobot(BatchedEnv):
         return torch.stack((theta1.cos(), theta1.sin(), theta2.cos(), theta2.sin(), omega1, omega2), 1)
 
 
+class BatchedSetPoint(BatchedEnv):
+    """SetPoint-v0: hold a mass at a target under a force that no observation tells (see
+    `common.envs.setpoint`). State: error, its integral, velocity, and that force."""
+
+    single_observation_space = symmetric_box(ERROR_MAX, INTEGRAL_MAX, VELOCITY_MAX)
+    single_action_space = spaces.Box(-FORCE_LIMIT, FORCE_LIMIT, (1,), np.float32)
+    max_episode_steps = MAX_EPISODE_STEPS
+    state_dim = 4
+    reset_noise_dim = 2
+    mirror_obs = (0, 1, 2), (-1, -1, -1)
+    mirror_act = (0,), (-1,)
+    errors = ((0, 1, 2),)
+
+    def initial_state(self, noise: Tensor) -> Tensor:
+        error, disturbance = (2.0 * noise - 1.0).unbind(1)
+        return torch.stack((error, torch.zeros_like(error), torch.zeros_like(error), disturbance), 1)
+
+    def dynamics(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        error, integral, velocity, disturbance = state.unbind(1)
+        force = action[:, 0].clamp(-FORCE_LIMIT, FORCE_LIMIT)
+        error, integral, velocity, reward = set_point_step(error, integral, velocity, disturbance, force)
+        bounded = (
+            error.clamp(-ERROR_MAX, ERROR_MAX),
+            integral.clamp(-INTEGRAL_MAX, INTEGRAL_MAX),
+            velocity.clamp(-VELOCITY_MAX, VELOCITY_MAX),
+            disturbance,
+        )
+        return torch.stack(bounded, 1), reward, torch.zeros_like(error, dtype=torch.bool)
+
+    def observe(self, state: Tensor) -> Tensor:
+        error, integral, velocity, _ = state.unbind(1)
+        return torch.stack((error, integral, -velocity), 1)
+
+
 BATCHED_ENVS: dict[str, type[BatchedEnv]] = {
     "Acrobot-v1": BatchedAcrobot,
     "CartPole-v1": BatchedCartPole,
     "CartPoleContinuous-v0": BatchedCartPoleContinuous,
+    "CartPoleContinuousNoVelocity-v0": BatchedCartPoleContinuousNoVelocity,
     "Pendulum-v1": BatchedPendulum,
+    "SetPoint-v0": BatchedSetPoint,
 }
+MUJOCO_IDS = ("HalfCheetah-v5", "Hopper-v5")  # in common/envs/mujoco.py, since they need a package more
 
 
 def make_batched_env(
     env_id: str, num_envs: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> BatchedEnv:
-    """`num_envs` lanes of the environment `env_id`, all zero until `reset`.
+    """`num_envs` lanes of the environment `env_id`, all zero until `reset`; MuJoCo's hold their state in
+    float64 whatever `dtype` is.
 
-    Raises ValueError, naming the ids that exist, for any other.
+    Raises Refusal (a ValueError), naming the ids that exist, for any other, and where a package is missing.
     """
-    if env_id not in BATCHED_ENVS:
-        raise ValueError(f"--env-id {env_id} has no batched form; choose one of {', '.join(BATCHED_ENVS)}")
+    if env_id in MUJOCO_IDS:
+        on_cuda = torch.device(device).type == "cuda"
+        needed = ("mujoco", "mujoco_warp") if on_cuda else ("mujoco",)
+        missing = [name for name in needed if importlib.util.find_spec(name) is None]
+        extra = "warp" if "mujoco_warp" in missing else "mujoco"
+        install = f'pip install -e ".[{extra}]"' + ", or --device cpu" * on_cuda
+        check(not missing, f"--env-id {env_id} on {device} needs {' and '.join(missing)}: {install}")
+        return importlib.import_module("common.envs.mujoco").MUJOCO_ENVS[env_id](num_envs, device)
+    known = ", ".join((*BATCHED_ENVS, *MUJOCO_IDS))
+    check(env_id in BATCHED_ENVS, f"--env-id {env_id} has no batched form; choose one of {known}")
     return BATCHED_ENVS[env_id](num_envs, device, dtype)

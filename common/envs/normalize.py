@@ -28,14 +28,21 @@ class RunningNorm(nn.Module):
         return ((x - self.mean.to(x.dtype)) / std.to(x.dtype)).clamp(-CLIP, CLIP)
 
     @torch.no_grad()
-    def update(self, x: torch.Tensor) -> None:
-        """Take in a batch float[..., dim]: the mean and variance become those of everything seen so far
-        (Chan, Golub, LeVeque 1979, "Updating formulae and a pairwise algorithm", eq. 2.1)."""
+    def update(self, x: torch.Tensor, taken: torch.Tensor | None = None) -> None:
+        """Take in a batch float[..., dim], or of it the rows where `taken`, bool[...], is set: the mean and
+        variance become those of everything seen so far (Chan, Golub, LeVeque 1979, "Updating formulae and a
+        pairwise algorithm", eq. 2.1)."""
         x = x.reshape(-1, self.mean.shape[0]).to(torch.float64)
-        n = x.shape[0]
+        if taken is None:
+            n, mean, var = x.shape[0], x.mean(0), x.var(0, unbiased=False)
+        else:  # by weights, not by a mask: a CUDA graph has fixed shapes
+            weight = taken.reshape(-1, 1).to(torch.float64)
+            n = weight.sum().clamp(min=1)
+            mean = (weight * x).sum(0) / n
+            var = (weight * (x - mean) ** 2).sum(0) / n
         total = self.count + n
-        delta = x.mean(0) - self.mean
-        squares = self.var * self.count + x.var(0, unbiased=False) * n + delta**2 * self.count * n / total
+        delta = mean - self.mean
+        squares = self.var * self.count + var * n + delta**2 * self.count * n / total
         self.mean.copy_(self.mean + delta * n / total)
         self.var.copy_(squares / total)
         self.count.copy_(total)

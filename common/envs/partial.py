@@ -1,5 +1,6 @@
 """Environments that a policy without memory cannot solve: no observation says all that matters. Importing
-`common.envs` registers them as `CartPoleNoVelocity-v0`, `PendulumNoVelocity-v0` and `RepeatFirst-v0`."""
+`common.envs` registers them as `CartPoleNoVelocity-v0`, `CartPoleContinuousNoVelocity-v0`,
+`PendulumNoVelocity-v0` and `RepeatFirst-v0`."""
 
 from typing import Any
 
@@ -10,6 +11,7 @@ from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
 from common.envs.cartpole import CartPoleContinuous
 
+APART = [0, 2, 1, 3]  # position and angle first, then their velocities
 
 class CartPoleNoVelocity(CartPoleContinuous):
     """CartPole-v1 seen without its velocities. Which way the pole falls shows in two observations, not in
@@ -32,6 +34,27 @@ class CartPoleNoVelocity(CartPoleContinuous):
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = super().step((2.0 * action - 1.0,))
         return obs[::2], reward, terminated, truncated, info
+
+
+class CartPoleContinuousNoVelocity(CartPoleContinuous):
+    """CartPoleContinuous-v0 with what only a simulator knows set apart: an actor is to read the first two
+    words of an observation, a critic may read all.
+
+    Observation: float32 (4,): position (m), angle (rad), then their velocities.
+    """
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+        bounds = self.observation_space
+        self.observation_space = spaces.Box(bounds.low[APART], bounds.high[APART], dtype=np.float32)
+
+    def reset(self, **kwargs) -> tuple[np.ndarray, dict[str, Any]]:
+        obs, info = super().reset(**kwargs)
+        return obs[APART], info
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs[APART], reward, terminated, truncated, info
 
 
 class PendulumNoVelocity(PendulumEnv):
