@@ -4,9 +4,10 @@
 
 The file holds the deterministic policy that an evaluation plays, with the normalisation of observations and
 the clipping or squashing of actions inside. Input `obs`: float32[n, obs_dim], or uint8[n, C, H, W] of images,
-as the scripts observe. Output `action`: what the environment is given, float[n, action_dim] or int64[n, ...]
-counted from 0. Of a script with a memory n is 1, and `state_0`, `state_1`, ... go in, zeros where an episode
-begins, and come out as `next_state_0`, ... for the next step.
+as the scripts observe; of variants.ppo_robot its frames, newest first. Output `action`: what the environment
+is given, float[n, action_dim] or int64[n, ...] counted from 0. Of a script with a memory n is 1, and
+`state_0`, `state_1`, ... go in, zeros where an episode begins, and come out as `next_state_0`, ... for the
+next step.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def load(run: str) -> tuple[Policy, tuple[Tensor, ...]]:
     agent, env, _, _ = trained_agent(run, "RUN")
     with env:
         images = getattr(env, "image_shape", None)
-        obs = torch.zeros(2, *images, dtype=torch.uint8) if images else torch.zeros(2, env.obs_dim)
+        numbers = getattr(agent, "actor_dim", env.obs_dim)  # a robot has no more than its actor reads
+        obs = torch.zeros(2, *images, dtype=torch.uint8) if images else torch.zeros(2, numbers)
     policy = Policy(agent).eval().requires_grad_(False)
     return (policy, (obs[:1], *agent.initial(1)[0])) if policy.remembers else (policy, (obs,))
 

@@ -41,6 +41,11 @@ def session_of(folder):
         ("a2c", {"env_id": "Pendulum-v1"}),
         ("ppo_gpu_batched", {"env_id": "Pendulum-v1", "norm_obs": True}),
         ("variants.ppo_imitation", {"env_id": "CartPole-v1"}),
+        (
+            "variants.ppo_robot",
+            {"env_id": "CartPoleContinuousNoVelocity-v0", "frame_stack": 2, "action_history": 1},
+        ),
+        ("variants.ppo_robot", {"env_id": "SetPoint-v0", "actor": "pid", "norm_obs": True}),
         ("variants.ppo_pixels", {"frame_stack": 2}),
     ],
 )

@@ -8,7 +8,7 @@ import a2c
 import ppo_continuous
 import ppo_discrete
 import ppo_gpu_batched
-from variants import ppo_imitation, ppo_memory, ppo_pixels
+from variants import ppo_imitation, ppo_memory, ppo_pixels, ppo_robot
 
 pytestmark = pytest.mark.slow
 PENDULUM = {
@@ -35,7 +35,8 @@ def test_a2c_solves(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("script", "least"), [(ppo_memory, 450.0), (ppo_pixels, 0.99), (ppo_imitation, -300.0)]
+    ("script", "least"),
+    [(ppo_memory, 450.0), (ppo_pixels, 0.99), (ppo_imitation, -300.0), (ppo_robot, -200.0)],
 )
 def test_a_variant_learns_by_default(script, least, tmp_path):
     """Fails with the advantages' sign lost."""

@@ -88,7 +88,7 @@ class Args:
     break_: Annotated[bool, flag(name="break")] = False  # BUG on purpose: a time limit is taken for a fall
     break_reset: bool = False  # BUG on purpose: a time limit bootstraps from the next episode's first obs
     device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")  # of it all
-    threads: int = field(default_factory=lambda: os.cpu_count() or 1)  # on the CPU; the bytes depend on it
+    threads: int = 1  # of torch on the CPU; the bytes depend on it. MuJoCo takes all cores, and they do not
     cuda_graph: bool = True  # replay each iteration as CUDA graphs, where the device is CUDA
     compile: bool = False  # fuse the functions of an iteration by torch.compile
     log_every: int = 10  # iterations between reads from the device

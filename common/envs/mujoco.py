@@ -5,6 +5,7 @@ A lane's state is qpos and qvel, and a step depends on nothing else. For that th
 cold, not from the forces of the last one as Gymnasium's does: they come out the same to its tolerance.
 """
 
+import os
 from abc import abstractmethod
 from pathlib import Path
 
@@ -97,11 +98,11 @@ class BatchedHalfCheetah(BatchedMujoco):
 
 
 class Threads:
-    """MuJoCo on as many CPU threads as torch has: `mujoco.rollout`, one environment step at a time."""
+    """MuJoCo on all CPU cores: `mujoco.rollout`, one environment step at a time."""
 
     def __init__(self, env: BatchedMujoco) -> None:
         self.model, self.frame_skip = env.model, env.frame_skip
-        threads = torch.get_num_threads()
+        threads = os.cpu_count() or 1
         self.data = [mujoco.MjData(env.model) for _ in range(threads)]
         self.pool = mujoco.rollout.Rollout(nthread=threads)
         self.full = np.zeros((env.num_envs, 1 + env.state_dim))  # the time, which no force depends on, first
@@ -110,9 +111,7 @@ class Threads:
     def __call__(self, state: Tensor, action: Tensor) -> Tensor:
         """States (N, nq + nv), `frame_skip` steps of the model after others, under actions (N, nu)."""
         self.full[:, 1:] = state.numpy()
-        control = action.double().numpy()[:, None]
-        nv = self.model.nv
-        cold = np.zeros((1, nv))
+        control, cold = action.double().numpy()[:, None], np.zeros((1, self.model.nv))
         states, _ = self.pool.rollout(
             self.model, self.data, self.full, control, nstep=self.frame_skip, initial_warmstart=cold
         )
