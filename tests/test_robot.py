@@ -176,6 +176,15 @@ def test_changes_of_action_cost_and_are_measured():
     np.testing.assert_allclose(memory.episodic_return, returned, rtol=1e-5)
 
 
+def test_a_rollout_goes_on_where_the_last_one_stopped():
+    """Fails with frames or actions begun anew with every rollout."""
+    args, agent, env, memory, _ = rollout(action_history=2, frame_stack=2)
+    shown, past = memory.obs[-1].clone(), memory.past.clone()
+    script.collect_rollout(script.step_lanes, agent, env, memory, args)
+    assert torch.equal(memory.obs[0], shown) and (past != 0).any()
+    assert torch.equal(memory.next_obs[0, :, 4:5], past[:, 0])  # after 3 words and the newest action
+
+
 @pytest.mark.parametrize("cost", ["action_rate_cost", "action_smoothness_cost"])
 def test_a_cost_reaches_the_weights_and_not_the_log(tmp_path, cost):
     """Fails with the flag unused."""
@@ -290,16 +299,17 @@ def test_what_is_privileged_moves_the_critic_alone():
 
 @pytest.mark.parametrize("actor, expected", [("p", 0.3), ("pd", 0.3 - 0.5), ("pid", 0.3 + 0.2 - 0.5)])
 def test_a_controller_begins_with_its_base_gains(actor, expected):
-    """Raw errors whatever the statistics. Fails with a last layer that is not zero, with normalised errors,
-    and with integral and rate swapped."""
+    """Raw errors whatever the statistics, and gains within a factor of ten. Fails with a last layer that is
+    not zero, with normalised errors, with integral and rate swapped, and with gains unbounded."""
     args = script.Args(env_id="SetPoint-v0", actor=actor, norm_obs=True, base_gain=2.0)
     agent = script.Agent(make_env("SetPoint-v0"), args)
     agent.norms[0].update(torch.randn(50, 3) + 5.0)
     obs = torch.tensor([[0.3, 0.2, -0.5]])
     assert agent.best(obs).item() == pytest.approx(2 * expected)
     (gains,) = (m.gains for m in agent.modules() if isinstance(m, script.Controller))
-    gains[-1].bias.data.fill_(-3.0)
-    assert agent.best(obs).item() == pytest.approx(2 * np.exp(-3.0) * expected, rel=1e-5)  # never negative
+    for bias, factor in ((-0.5, 10 ** np.tanh(-0.5)), (-50.0, 0.1), (50.0, 10.0)):  # and none turns negative
+        gains[-1].bias.data.fill_(bias)
+        assert agent.best(obs).item() == pytest.approx(2 * factor * expected, rel=1e-5)
 
 
 def emulated(function):

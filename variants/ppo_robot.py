@@ -129,8 +129,8 @@ def through(net: nn.Sequential, x: Tensor) -> Tensor:
 
 class Controller(nn.Module):
     """u = Kp e + Ki (integral of e) + Kd (rate of e), with gains that a network sets by what is observed:
-    base_gain * exp(its output), which is 0 before training. Errors are taken as they are: normalising the
-    integral and the error apart would move the point that they settle at."""
+    base_gain * 10^tanh(its output), so base_gain before training and never more than ten times off. Errors
+    are taken as they are: normalising integral and error apart would move the point that they settle at."""
 
     def __init__(self, errors: tuple[tuple[int, int, int], ...], gains: nn.Sequential, args: Args) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Controller(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., obs_dim) -> (..., action_dim)."""
-        gains = self.base * through(self.gains, x).unflatten(-1, self.words.shape).exp()
+        gains = self.base * 10 ** through(self.gains, x).unflatten(-1, self.words.shape).tanh()
         errors = x.index_select(-1, self.words.flatten()).unflatten(-1, self.words.shape)
         return (gains * errors).sum(-1)
 

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 
 from common.metrics import read_metrics, read_summary
+from tests.benchmarks.motion import motion
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = Path(__file__).parent / "results.json"
@@ -187,6 +188,27 @@ for name, recipe in {
     "pole frozen": Recipe(f"{POLE} --discriminator-updates 0", 3),
 }.items():
     RECIPES[name] = recipe._replace(table="imitation")
+ROBOT = "-m variants.ppo_robot"
+POLE = f"{ROBOT} --env-id CartPoleContinuousNoVelocity-v0"
+SET_POINT = f"{ROBOT} --env-id SetPoint-v0"
+for name, recipe in {
+    "one masked frame": Recipe(f"{POLE} --no-privileged-critic"),
+    "one frame, privileged": Recipe(POLE),
+    "four masked frames": Recipe(f"{POLE} --frame-stack 4 --no-privileged-critic", 5, 450),
+    "four frames, privileged": Recipe(f"{POLE} --frame-stack 4", 5, 450),
+    "robot pendulum": Recipe(ROBOT, 5, -165),
+    "mirror loss": Recipe(f"{ROBOT} --mirror-coef 1", 5, -165),
+    **{f"action rate {w}": Recipe(f"{ROBOT} --action-rate-cost {w}", 5, -185) for w in (0.03, 0.1, 0.3, 1)},
+    **{f"set point {kind}": Recipe(f"{SET_POINT} --actor {kind}", 5) for kind in ("p", "pd", "pid", "mlp")},
+}.items():
+    RECIPES[name] = recipe._replace(seeds=5, table="robot")
+RECIPES["robot hopper"] = Recipe(
+    f"{ROBOT} --env-id Hopper-v5 --total-timesteps 2000000 --num-envs 64 --num-steps 64 --norm-obs "
+    "--learning-rate 5e-4 --gae-lambda 0.95",
+    3,
+    2500,
+    table="robot",
+)
 RECIPES["raw pendulum"] = Recipe(
     "ppo_continuous.py --env-id Pendulum-v1 --total-timesteps 200000 --num-envs 4 --num-steps 512 "
     "--num-minibatches 32 --update-epochs 10 --learning-rate 1e-3 --gae-lambda 0.95",
@@ -324,12 +346,21 @@ def run_seed(recipe: str, seed: int) -> dict[str, Any]:
         )
     kept = ("seed", "eval_return_mean", "train_return_mean", "value_at_time_limit", "train_seconds")
     row = {key: summary[key] for key in kept}
+    if script[-1] == "variants.ppo_robot":
+        last = read_metrics(folder)[-10:]
+        row |= {f"last_{key}": middle([line[key] for line in last]) for key in ("action_rate", "asymmetry")}
+        row |= motion(folder)
     return {
         **row,
         "trained": (folder / "trained.txt").read_text(),
         "curve": curve(read_metrics(folder), summary["global_step"]),
         "eval_returns": [round(score, 2) for score in summary["eval_returns"]],
     }
+
+
+def middle(values: list[float | None]) -> float | None:
+    """The mean; None where there is none."""
+    return None if None in values else float(np.mean(values))
 
 
 def curve(lines: list[dict[str, Any]], total: int) -> list[float | None]:
@@ -471,6 +502,22 @@ def tricks_table(results: dict[str, Any]) -> list[str]:
     return markdown(header, rows)
 
 
+def motion_table(results: dict[str, Any]) -> list[str]:
+    """What the policies of `variants.ppo_robot` do beside scoring: means over seeds."""
+
+    def mean(runs: list[dict[str, Any]], key: str, form: str) -> str:
+        values = [run[key] for run in runs]
+        return "-" if None in values else f"{np.mean(values):{form}}"
+
+    rows = []
+    for name in (n for n in tables()["robot"] if n in results):
+        runs = results[name]["runs"]
+        keys = ("last_action_rate", "action_rate", "last_asymmetry", "asymmetry", "steady_error")
+        rows.append([name, mean(runs, "eval_return_mean", ",.1f"), *(mean(runs, key, ".2g") for key in keys)])
+    header = ["recipe", "return", "rate, training", "rate", "asymmetry, training", "asymmetry"]
+    return markdown([*header, "steady error"], rows)
+
+
 def bugs_table(results: dict[str, Any]) -> list[str]:
     """What --break and --break-reset do to the score and to the value at the time limit."""
     rows = []
@@ -492,6 +539,7 @@ def blocks(results: dict[str, Any]) -> dict[str, list[str]]:
     return {
         "tricks": tricks_table(results),
         "bugs": bugs_table(results),
+        "motion": motion_table(results),
         "speed": speed_section(json.loads(SPEED.read_text())),
         **{table: results_table(results, table, every_seed=False) for table in tables()},
     }
