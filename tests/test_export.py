@@ -45,7 +45,7 @@ def session_of(folder):
             "variants.ppo_robot",
             {"env_id": "CartPoleContinuousNoVelocity-v0", "frame_stack": 2, "action_history": 1},
         ),
-        ("variants.ppo_robot", {"env_id": "SetPoint-v0", "actor": "pid", "norm_obs": True}),
+        ("variants.ppo_robot", {"env_id": "SetPoint-v0", "actor": "pid", "norm_obs": True, "base_gain": 0.1}),
         ("variants.ppo_pixels", {"frame_stack": 2}),
     ],
 )
