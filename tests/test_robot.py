@@ -177,12 +177,15 @@ def test_changes_of_action_cost_and_are_measured():
 
 
 def test_a_rollout_goes_on_where_the_last_one_stopped():
-    """Fails with frames or actions begun anew with every rollout."""
+    """Fails with frames or actions begun anew with every rollout, and with sums that run on."""
     args, agent, env, memory, _ = rollout(action_history=2, frame_stack=2)
     shown, past = memory.obs[-1].clone(), memory.past.clone()
     script.collect_rollout(script.step_lanes, agent, env, memory, args)
     assert torch.equal(memory.obs[0], shown) and (past != 0).any()
     assert torch.equal(memory.next_obs[0, :, 4:5], past[:, 0])  # after 3 words and the newest action
+    assert memory.robot[0] > 0
+    script.begin_iteration(memory, args)
+    assert not memory.robot.any()
 
 
 @pytest.mark.parametrize("cost", ["action_rate_cost", "action_smoothness_cost"])
@@ -219,7 +222,7 @@ class TwoLegs(BatchedEnv):
     max_episode_steps, state_dim, reset_noise_dim = 100, 5, 5
     actor_words = 3
     mirror_obs = (0, 2, 1, 4, 3), (-1, 1, 1, 1, 1)
-    mirror_act = (1, 0), (1, 1)
+    mirror_act = (1, 0), (-1, -1)
 
     def initial_state(self, noise):
         return noise
@@ -237,9 +240,9 @@ def test_a_mirror_reaches_every_frame():
     args = script.Args(frame_stack=2, action_history=2)
     frames = Frames(TwoLegs(1), args)
     row = torch.arange(1.0, 19.0)  # [2 x (3 words, 2 x 2 actions) | 2 x 2 privileged]
-    expected = [-1, 3, 2, 5, 4, 7, 6, -8, 10, 9, 12, 11, 14, 13, 16, 15, 18, 17]
+    expected = [-1, 3, 2, -5, -4, -7, -6, -8, 10, 9, -12, -11, -14, -13, 16, 15, 18, 17]
     assert frames.mirrored_obs(row).tolist() == expected
-    assert frames.mirrored_act(torch.tensor([1.0, 2.0])).tolist() == [2.0, 1.0]
+    assert frames.mirrored_act(torch.tensor([1.0, 2.0])).tolist() == [-2.0, -1.0]
     assert not Frames(TwoLegs(1), script.Args(actor_words=2)).mirrors  # the other leg is not seen
     broken = type("Broken", (TwoLegs,), {"mirror_obs": ((1, 2, 0, 4, 3), (1, 1, 1, 1, 1))})
     with pytest.raises(Refusal, match="applied twice, is not back"):
@@ -495,6 +498,27 @@ def test_mujocos_lanes_agree_with_gymnasium(env_id, engine):
         assert np.abs(seen[1].numpy() - obs).max() < tolerance
         assert abs(paid[1].item() - reward) < tolerance and bool(fell[1]) == terminated
     assert seen.dtype == torch.float32 and env.state.dtype == torch.float64
+
+
+@pytest.mark.extras
+def test_a_hopper_falls_where_gymnasiums_does():
+    """From heights and angles on both sides of their limits, at speeds beyond what is observed. Fails with
+    either limit moved, and with velocities observed unbounded."""
+    env, reference = make_batched_env("Hopper-v5", 400), make_env("Hopper-v5").unwrapped
+    rng = np.random.default_rng(0)
+    low = np.array([0, 0.6, -0.3, -0.1, -0.1, -0.1, -1, -1, -1, -20, -20, -20])
+    high = np.array([0, 0.8, 0.3, 0.1, 0.1, 0.1, 1, 1, 1, 20, 20, 20])
+    states = rng.uniform(low, high, (400, 12))
+    env.state.copy_(torch.tensor(states))
+    seen, _, fell, _ = env.advance(torch.zeros(400, 3))
+    flags = []
+    for lane, state in enumerate(states):
+        reference.reset(seed=0)
+        reference.set_state(state[:6], state[6:])
+        obs, _, terminated, _, _ = reference.step(np.zeros(3, np.float32))
+        flags.append(terminated)
+        assert np.abs(seen[lane].numpy() - obs).max() < 1e-3
+    assert fell.tolist() == flags and 100 < sum(flags) < 350 and seen.abs().max() == 10
 
 
 @pytest.mark.extras
