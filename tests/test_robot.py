@@ -315,6 +315,20 @@ def test_a_controller_begins_with_its_base_gains(actor, expected):
         assert agent.best(obs).item() == pytest.approx(2 * factor * expected, rel=1e-5)
 
 
+def test_a_controllers_gains_are_not_set_by_the_integral():
+    """In no frame. Fails with a network that reads all that is observed, and one that reads of the newest
+    frame alone what it should not."""
+    _, agent, _, _ = build(env_id="SetPoint-v0", actor="pid", frame_stack=2, action_history=1)
+    row = torch.randn(1, agent.obs_dim)
+    seen = row.requires_grad_()
+    (controller,) = (m for m in agent.modules() if isinstance(m, script.Controller))
+    agent.best(seen).sum().backward()
+    used = (seen.grad[0] != 0).tolist()  # 2 frames of error, integral, rate and an action
+    assert used == [True, True, True, True, True, False, True, True]
+    gain = controller.base * 10 ** torch.tanh(script.through(controller.gains, row * controller.shown))[0, 1]
+    assert seen.grad[0, 1].item() == pytest.approx(gain.item(), rel=1e-5)
+
+
 def emulated(function):
     """What `script.capture` does on a GPU, on a CPU: the tensors of the partial's arguments are the state."""
     state = []

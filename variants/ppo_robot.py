@@ -130,17 +130,21 @@ def through(net: nn.Sequential, x: Tensor) -> Tensor:
 class Controller(nn.Module):
     """u = Kp e + Ki (integral of e) + Kd (rate of e), with gains that a network sets by what is observed:
     base_gain * 10^tanh(its output), so base_gain before training and never more than ten times off. Errors
-    are taken as they are: normalising integral and error apart would move the point that they settle at."""
+    are taken as they are: normalising integral and error apart would move the point that they settle at. The
+    network does not see the integral: a Ki that falls as it grows would undo what it is there for."""
 
-    def __init__(self, errors: tuple[tuple[int, int, int], ...], gains: nn.Sequential, args: Args) -> None:
+    def __init__(self, lanes: BatchedEnv, frames: Frames, gains: nn.Sequential, args: Args) -> None:
         super().__init__()
-        terms = ["pid".index(term) for term in args.actor]
-        self.register_buffer("words", torch.tensor(errors)[:, terms], persistent=False)
+        errors, terms = torch.tensor(lanes.errors), ["pid".index(term) for term in args.actor]
+        self.register_buffer("words", errors[:, terms], persistent=False)
+        shown = torch.ones(frames.stack, frames.frame)
+        shown[:, errors[:, 1]] = 0
+        self.register_buffer("shown", shown.flatten(), persistent=False)
         self.gains, self.base = gains, args.base_gain
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., obs_dim) -> (..., action_dim)."""
-        gains = self.base * 10 ** through(self.gains, x).unflatten(-1, self.words.shape).tanh()
+        gains = self.base * 10 ** through(self.gains, x * self.shown).unflatten(-1, self.words.shape).tanh()
         errors = x.index_select(-1, self.words.flatten()).unflatten(-1, self.words.shape)
         return (gains * errors).sum(-1)
 
@@ -172,7 +176,7 @@ class Agent(nn.Module):
         if args.actor != "mlp":
             nn.init.zeros_(self.actor[-1].weight)
             nn.init.zeros_(self.actor[-1].bias)
-            self.actor = nn.Sequential(Controller(lanes.errors, self.actor, args))
+            self.actor = nn.Sequential(Controller(lanes, self.frames, self.actor, args))
         self.critic = nn.Sequential(*critic_trunk, init(nn.Linear(width, 1), 1.0))
         self.norms = [layer for layer in self.modules() if isinstance(layer, RunningNorm)]
         self.log_std = nn.Parameter(torch.full((env.action_dim,), args.log_std_init))
