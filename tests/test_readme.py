@@ -18,6 +18,7 @@ import pytest
 from common.metrics import read_metrics
 from tests.benchmarks import results
 from tests.conftest import ROOT
+from variants import ppo_robot
 
 README = ROOT / "README.md"
 PAGES = results.pages()
@@ -67,6 +68,7 @@ def kind_of(command):
         "export": r"python -m common\.export ",
         "watch": r"python -m rerun ",
         "results": r"python -m tests\.benchmarks\.results ",
+        "motion": r"python -m tests\.benchmarks\.motion ",
         "speed": r"python -m tests\.benchmarks\.speed$",
         "pip": r"pip install ",
         "pytest": r"pytest\b",
@@ -172,6 +174,29 @@ def test_policies_are_exported(a_run, monkeypatch, capsys, command):
         patch.delitem(sys.modules, "common.export", raising=False)
         runpy.run_module("common.export", run_name="__main__")
     assert "policy.onnx: obs -> action" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", of("motion"))
+def test_how_a_robot_moves_is_measured(a_run, tmp_path, monkeypatch, capsys, command):
+    """Of a run of ppo_robot, and of no other. Fails with any of the means left out."""
+    flags = {
+        "env_id": "SetPoint-v0",
+        "total_timesteps": 256,
+        "num_envs": 2,
+        "eval_episodes": 0,
+        "rerun": False,
+    }
+    ppo_robot.train(ppo_robot.Args(**flags, out=str(tmp_path / "robot")))
+    words = shlex.split(command.replace("runs/NAME", str(tmp_path / "robot")))[3:]
+    run_module(monkeypatch, "tests.benchmarks.motion", words)
+    assert re.search(
+        r"robot action_rate \S*\d  action_smoothness \S*\d  asymmetry \S*\d  steady_error \S*\d$",
+        capsys.readouterr().out,
+    )
+    with pytest.raises(SystemExit) as stop:
+        run_module(monkeypatch, "tests.benchmarks.motion", [str(a_run)])
+    said = f"RUN {a_run} is of ppo_continuous.py: give one of variants/ppo_robot.py\n"
+    assert stop.value.code == 2 and capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize("command", of("compare"))

@@ -29,8 +29,10 @@ KEYS = ("action_rate", "action_smoothness", "asymmetry", "steady_error")
 def motion(folder: Path | str) -> dict[str, float | None]:
     """The means, by KEYS; None for what the environment does not declare. Raises Refusal where there is no
     run."""
-    agent, env, args, _ = trained_agent(str(folder), "RUN")
+    agent, env, args, script = trained_agent(str(folder), "RUN")
     env.close()
+    own = cli.script_file(script)
+    cli.check(script == ppo_robot.SCRIPT, f"RUN {folder} is of {own}: give one of variants/ppo_robot.py")
     errors = getattr(BATCHED_ENVS.get(args.env_id), "errors", None)
     episodes: list[list[torch.Tensor]] = []
     best = agent.best
