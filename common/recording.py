@@ -43,6 +43,8 @@ PLOTS = {  # metrics key: (title, colour); the first two stand under the episode
     "learned_reward": ("learned reward", GREEN),
     "discriminator_accuracy": ("discriminator accuracy", ORANGE),
     "discriminator_loss": ("discriminator loss", ORANGE),
+    "action_rate": ("action rate", BLUE),
+    "asymmetry": ("asymmetry", GREEN),
 }
 BEFORE_THE_FIRST = list(PLOTS)[:9]  # shown of a run that has logged nothing yet: what most have
 

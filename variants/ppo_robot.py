@@ -4,7 +4,7 @@ and a PID controller in the actor's place.
 
 The idea to take away: none of these touches PPO itself. GAE, the clipped surrogate and the update are the
 parent's, byte for byte. What robots ask for goes into what is observed, what is paid, and one more term of
-the loss. With all of it off, as it is by default, this script trains its parent's weights.
+the loss. With all of it off, as it is by default, it trains to its parent's weights by the same flags.
 
     python -m variants.ppo_robot --seed 0                                # run it: Pendulum-v1
     python -m variants.ppo_robot --seed 0 --action-rate-cost 0.1         # smoother, for about the same score
@@ -301,7 +301,7 @@ def step_lanes(agent: Agent, env: BatchedEnv, memory: Memory, args: Args, *row: 
     past = torch.cat([executed.unsqueeze(1), memory.past[:, :-1]], 1)
     row_after, paid, fell, timed_out = env.advance(action)
     seen = agent.frames.after(obs, row_after, past)
-    sound.copy_( (seen.abs() < args.divergence_bound).all(-1) & (paid.abs() < args.divergence_bound))
+    sound.copy_((seen.abs() < args.divergence_bound).all(-1) & (paid.abs() < args.divergence_bound))
     next_obs.copy_(torch.where(sound.unsqueeze(-1), seen, obs))
     reward.copy_(torch.where(sound, paid, 0.0))
     terminated.copy_(fell | ~sound)

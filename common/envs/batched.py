@@ -22,6 +22,7 @@ from common.envs.setpoint import (
     FORCE_LIMIT,
     INTEGRAL_MAX,
     MAX_EPISODE_STEPS,
+    START_MAX,
     VELOCITY_MAX,
     set_point_step,
 )
@@ -281,7 +282,8 @@ class BatchedSetPoint(BatchedEnv):
 
     def initial_state(self, noise: Tensor) -> Tensor:
         error, disturbance = (2.0 * noise - 1.0).unbind(1)
-        return torch.stack((error, torch.zeros_like(error), torch.zeros_like(error), disturbance), 1)
+        zero = torch.zeros_like(error)
+        return torch.stack((START_MAX * error, zero, zero, disturbance), 1)
 
     def dynamics(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         error, integral, velocity, disturbance = state.unbind(1)

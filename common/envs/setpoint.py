@@ -12,6 +12,7 @@ MASS = 1.0  # kg
 TIME_STEP = 0.05  # s
 FORCE_LIMIT = 5.0  # N, either way; the unknown force is at most 1 N
 ERROR_MAX, INTEGRAL_MAX, VELOCITY_MAX = 10.0, 10.0, 10.0  # m, m s, m/s: all three are bounded
+START_MAX = 0.1  # m
 MAX_EPISODE_STEPS = 200
 
 Value = TypeVar("Value", float, Tensor)
@@ -31,7 +32,7 @@ def set_point_step(
 
 
 class SetPoint(gym.Env):
-    """A mass of 1 kg starts up to 1 m from its target, at rest. A force of up to 1 N, drawn anew for every
+    """A mass of 1 kg starts up to 0.1 m from its target, at rest. A force of up to 1 N, drawn anew for every
     episode and constant in it, pushes it away.
 
     Observation: float32 (3,): the error (m), its integral since the start (m s), its rate (m/s), each bounded
@@ -51,7 +52,7 @@ class SetPoint(gym.Env):
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         error, disturbance = 2.0 * self.np_random.random(2) - 1.0
-        self.state = np.array((error, 0.0, 0.0, disturbance))
+        self.state = np.array((START_MAX * error, 0.0, 0.0, disturbance))
         return self.observe(), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
