@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # noqa: F401  before a group is made: what it imports later would keep it alive
 
 from common import cli
 from common.console import say
@@ -112,6 +114,8 @@ def together() -> Iterator[None]:
 
 def from_rank_0(make: Callable[[], T]) -> T:
     """What `make()` returns on rank 0, where alone it is called, on every rank."""
+    if dist.get_world_size() == 1:
+        return make()
     values: list[Any] = [None]
     with together():
         if dist.get_rank() == 0:
@@ -215,8 +219,9 @@ class SharedRun(Run):
 
     def explain(self, error: Exception) -> Exception | None:
         if lost(error):
-            why = "another rank is gone or has not answered, torchrun's report names it"
-            error = cli.RankFailed(f"rank {self.rank}: {why} ({cli.one_line(error)})")
+            reason = re.sub(r"^\[\S+\] |\. .*", "", cli.one_line(error))
+            what = "another rank is gone or did not answer, torchrun's report names it"
+            error = cli.RankFailed(f"rank {self.rank}: {what} ({reason})")
         if self.rank > 0:
             return error if isinstance(error, cli.RankFailed) else None
         if isinstance(error, cli.RankFailed):

@@ -4,9 +4,12 @@ fail, stop and go on together.
 Each docstring ends with what was broken to see the test fail.
 """
 
+import json
 import os
+import socket
 import subprocess
 import sys
+import textwrap
 
 import pytest
 import torch
@@ -20,21 +23,100 @@ from tests.test_cli import words
 from tests.test_run import checkpoint_bytes, cut, resumed, timeless
 
 
-def launch(processes, args, **environ):
-    """torchrun's own module, on this machine's loopback; the process, with its output as text."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(processes), "-m", "variants.ppo_distributed", *words(args)]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+# A process that has imported everything forks the ranks of each run it is told of, as torchrun would start
+# them, and writes each one's exit status, stdout and stderr.
+RANKS = """
+import json, os, sys, traceback, torch._dynamo, tests.run_envs, variants.ppo_distributed as script
+from common.cli import command_line
+from common.distributed import process_group
+for line in sys.stdin:
+    world, port, args, setup, folder = json.loads(line)
+    pids = []
+    for rank in range(world):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+            os.environ |= {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            os.fsync = lambda file: None
+            for number in (1, 2):
+                os.dup2(os.open(f"{folder}/{rank}.{number}", os.O_WRONLY | os.O_CREAT), number)
+            status = 0
+            try:
+                exec(setup)
+                with command_line(), process_group():
+                    script.train(eval(args, {"Args": script.Args}))
+            except SystemExit as stop:
+                status = stop.code
+            except BaseException:
+                traceback.print_exc()
+                status = 1
+            sys.stdout.flush()
+            os._exit(status)
+    print(json.dumps(pids), flush=True)
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]), flush=True)
+"""
+
+
+class Ranks:
+    """Runs of several processes, started in a fraction of a second."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RANKS],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def start(self, world, args, logs, setup=""):
+        """Start `script.train(args)` in `world` processes, after `setup`, which may look at `rank`, in each.
+        Their output goes to files in `logs`. Returns their pids."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        logs.mkdir()
+        job = [world, port, repr(args), textwrap.dedent(setup), str(logs)]
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.logs, self.world = logs, world
+        return json.loads(self.process.stdout.readline())
+
+    def end(self):
+        """[(exit status, stdout, stderr)] of the ranks of the run that was started last."""
+        statuses = json.loads(self.process.stdout.readline())
+        texts = [[(self.logs / f"{rank}.{n}").read_text() for n in (1, 2)] for rank in range(self.world)]
+        return [(status, *text) for status, text in zip(statuses, texts, strict=True)]
+
+    def run(self, world, args, logs, setup=""):
+        self.start(world, args, logs, setup)
+        return self.end()
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    ranks = Ranks()
+    yield ranks
+    ranks.process.stdin.close()
+    ranks.process.wait(10)
+    ranks.process.stdout.close()
 
 
 def torchrun(processes, args, **environ):
-    """(exit status, stdout, stderr) of a whole run."""
-    process = launch(processes, args, **environ)
+    """(exit status, stdout, stderr) of torchrun's own."""
+    process = launch(processes, args)
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
+
+
+def launch(processes, args):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command += ["--nproc-per-node", str(processes), "-m", "variants.ppo_distributed", *words(args)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def weights(folder):
