@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # noqa: F401  before a group is made: what it imports later would keep it alive
+import torch.distributed.nn  # what imports it later, as torch.optim does, has it keep the group alive
 
 from common import cli
 from common.console import say
@@ -64,26 +64,29 @@ def all_envs(x: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts, 1)
 
 
-def own_share(num_envs: int) -> slice:
-    """This rank's of `num_envs` environments. Raises Refusal where they do not divide into equal shares."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    most = math.gcd(num_envs, world)
-    cli.check(
-        num_envs % world == 0,
-        f"--num-envs {num_envs} do not divide among {world} processes: give --num-envs "
-        f"{-(-num_envs // world) * world}, or torchrun {most}",
-    )
-    share = num_envs // world
+def own_share(args: Any) -> slice:
+    """This rank's environments among `args.num_envs`. Raises Refusal where they do not divide into equal
+    shares, and for a device that the processes cannot use together."""
+    rank, world, total = dist.get_rank(), dist.get_world_size(), args.num_envs
+    more = f"give --num-envs {-(-total // world) * world}, or start {math.gcd(total, world)}"
+    cli.check(total % world == 0, f"--num-envs {total} does not divide among {world} processes: {more}")
+    device = torch.device(args.device)
+    known = f"--device {args.device} has no backend in torch.distributed: give --device cpu or cuda"
+    cli.check(device.type in ("cpu", "cuda"), known)
+    if device.type == "cuda":
+        here, devices = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+        fits = here == 1 or (device.index is None and here <= devices)
+        one_each = f"give --device cuda and torchrun --nproc-per-node {devices} or fewer"
+        cli.check(fits, f"--device {args.device}: {here} processes of a machine need a GPU each: {one_each}")
+    share = total // world
     return slice(rank * share, (rank + 1) * share)
 
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """What raises inside on one rank ends all: none waits for one that is gone. Rank 0 raises it too, naming
-    the rank; as RankFailed, where its traceback is the other's to show. The rest leave in silence."""
-    if dist.get_world_size() == 1:
-        yield
-        return
+    """What raises inside on one rank ends all: none waits for one that is gone. An environment's error is
+    raised where it was, with its traceback, and on rank 0 as RankFailed; what one sentence says is raised on
+    rank 0 alone, naming the rank. The others leave in silence."""
     failure: BaseException | None = None
     try:
         yield
@@ -95,21 +98,17 @@ def together() -> Iterator[None]:
     dist.all_reduce(failed)
     if not failed:
         return
-    told = everyone(failure and (type(failure).__name__, str(failure)))
-    rank, (kind, text) = next((rank, words) for rank, words in enumerate(told) if words)
-    me = dist.get_rank()
-    if kind == "SystemExit":
-        raise SystemExit(int(text))
-    if failure is not None and not isinstance(failure, TOLD):
-        if isinstance(failure, cli.EnvironmentFailed):
-            raise cli.EnvironmentFailed(f"rank {me}: {failure}") from failure
+    me, told = dist.get_rank(), everyone(failure and (type(failure).__name__, str(failure)))
+    first, (kind, text) = next((rank, words) for rank, words in enumerate(told) if words)
+    if isinstance(failure, cli.EnvironmentFailed) and len(told) > 1:
+        raise cli.EnvironmentFailed(f"rank {me}: {failure}") from failure
+    if failure is not None and (me == 0 or not isinstance(failure, (*TOLD, SystemExit))):
         raise failure
     if me > 0:
-        raise SystemExit(STATUS.get(kind, 1)) from failure
-    sentence = {known.__name__: known for known in TOLD}.get(kind)
-    if sentence is None:
-        text = text if kind == "EnvironmentFailed" else f"{kind}: {text}"
-    raise (sentence or cli.RankFailed)(f"rank {rank}: {text}") from failure
+        raise SystemExit(int(text) if kind == "SystemExit" else STATUS.get(kind, 1)) from failure
+    known = {error.__name__: error for error in TOLD}
+    text = text if kind in (*known, "EnvironmentFailed") else f"{kind}: {text}"
+    raise known.get(kind, cli.RankFailed)(f"rank {first}: {text}")
 
 
 def from_rank_0(make: Callable[[], T]) -> T:
@@ -183,7 +182,8 @@ class SharedRun(Run):
         if iteration != self.iteration:
             asked = torch.tensor(self.signal)
             dist.all_reduce(asked, dist.ReduceOp.MAX)
-            self.iteration, self.stopping = iteration, int(asked)
+            self.iteration, self.signal = iteration, int(asked)
+            self.stopping = self.signal
         return super().due(iteration)
 
     def save(self, iteration: int, state: dict[str, Any]) -> None:
@@ -200,9 +200,8 @@ class SharedRun(Run):
                 self.end_training(iteration)
 
     def log(self, *metrics: dict[str, Any]) -> None:
-        with together():
-            if self.rank == 0:
-                super().log(*metrics)
+        if self.rank == 0:
+            super().log(*metrics)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if self.rank == 0:
@@ -220,8 +219,8 @@ class SharedRun(Run):
     def explain(self, error: Exception) -> Exception | None:
         if lost(error):
             reason = re.sub(r"^\[\S+\] |\. .*", "", cli.one_line(error))
-            what = "another rank is gone or did not answer, torchrun's report names it"
-            error = cli.RankFailed(f"rank {self.rank}: {what} ({reason})")
+            what = f"another rank is gone, or did not answer within --timeout {self.args.timeout:g}"
+            error = cli.RankFailed(f"rank {self.rank}: {what}; torchrun's report names it ({reason})")
         if self.rank > 0:
             return error if isinstance(error, cli.RankFailed) else None
         if isinstance(error, cli.RankFailed):

@@ -343,7 +343,7 @@ def train(args: Args) -> Agent:
     with together():
         with make_env(args.env_id, args.env_kwargs) as env:  # closed at once: of some only one can be open
             check_args(args, env)
-        mine = own_share(N)  # of the columns 0 .. N - 1, one for each environment
+        mine = own_share(args)  # of the columns 0 .. N - 1, one for each environment
         envs = [make_env(args.env_id, args.env_kwargs, args.seed, index) for index in range(N)[mine]]
         for env in envs:
             env.reset()
@@ -393,8 +393,6 @@ def train(args: Args) -> Agent:
         rows = (obs[:T], action, log_prob, *(x[:, mine] for x in (value, advantages, returns)))
         batch = Batch(*(x.flatten(0, 1) for x in rows))
         losses = update(agent, parameters, optimizer, batch, advantages.flatten(), minibatch_order, args)
-        with together():
-            require_finite(iteration, loss=torch.tensor(losses["loss"]), parameter=parameters)
         if args.norm_obs:
             agent.obs_norm.update(all_envs(obs[:T]))
         unexplained = (returns - value).var(correction=0) / returns.var(correction=0)
@@ -405,7 +403,9 @@ def train(args: Args) -> Agent:
             "value_at_time_limit": value_at_time_limit, **losses,
             "explained_variance": (1 - unexplained).item(), "learning_rate": optimizer.param_groups[0]["lr"],
         }  # fmt: skip
-        run.log(metrics)
+        with together():
+            require_finite(iteration, loss=torch.tensor(losses["loss"]), parameter=parameters)
+            run.log(metrics)
         run.save(iteration, state)
         run.stop_if_asked()
 
