@@ -160,7 +160,8 @@ def test_two_processes_are_one(ranks, tmp_path, settings):
             assert other[name] == close, name
         assert all(one[name] == other[name] for name in ("episodes", "episodic_return", "episodic_length"))
     assert list(load(tmp_path / "one")["state"]) == list(load(tmp_path / "two")["state"])
-    assert (tmp_path / "logs/0.pt").read_bytes() == (tmp_path / "logs/1.pt").read_bytes()
+    ranks_own = [torch.load(tmp_path / f"logs/{rank}.pt") for rank in (0, 1)]
+    assert all(torch.equal(ranks_own[0][name], ranks_own[1][name]) for name in ranks_own[0])
 
 
 def test_a_minibatch_may_have_no_rows_of_a_rank(ranks, tmp_path):
@@ -248,7 +249,7 @@ FAILURES = {  # what rank 1 does: both exit statuses, rank 0's sentence, and wha
     "raise OSError('no luck')": ([1, 1], "rank 1: OSError: no luck", "OSError: no luck"),
     "envs[0].obs[0] = float('nan')": ([1, 1], "rank 1: iteration 3: the observation is not finite.*", None),
     "os.kill(os.getpid(), 9)": ([1, -9], "rank 0: another rank is gone, or did not answer .*", None),
-    "time.sleep(4)": ([1, 1], "rank 0: another rank is gone, or did not .* within --timeout 1; .*", None),
+    "time.sleep(2.5)": ([1, 1], "rank 0: another rank is gone, or did not .* within --timeout 1; .*", None),
 }
 
 
