@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 # The flags that do not shape training: a checkpoint does not hold them, and a resumed run may change them.
 NOT_TRAINING = (
     "out", "resume", "eval_only", "eval_episodes", "eval_max_steps", "checkpoint_every", "rerun", "watch",
-    "cuda_graph", "log_every", "record", "episodes",
+    "cuda_graph", "log_every", "record", "episodes", "timeout",
 )  # fmt: skip
 
 
@@ -37,6 +37,10 @@ class NonFinite(FloatingPointError):
 
 class EnvironmentFailed(RuntimeError):
     """The environment's own code raised."""
+
+
+class RankFailed(RuntimeError):
+    """Another process of the run has raised, is gone, or did not answer: which, and what stays of the run."""
 
 
 class CannotWrite(OSError):
@@ -78,9 +82,13 @@ def script_file(script: str) -> str:
 
 
 def start(script: str) -> list[str]:
-    """The words that start a script; one of the variants is started as a module, so that it finds common/."""
+    """The words that start a script; one of the variants is started as a module, so that it finds common/. In
+    a process that torchrun has started they are torchrun's."""
     file = script_file(script)
-    return ["python", file] if "/" not in file else ["python", "-m", f"variants.{script}"]
+    if "/" not in file:
+        return ["python", file]
+    many = os.environ.get("LOCAL_WORLD_SIZE")
+    return [*(["torchrun", "--nproc-per-node", many] if many else ["python"]), "-m", f"variants.{script}"]
 
 
 def command(script: str, args: Any, **changes: Any) -> str:
@@ -109,7 +117,7 @@ def check_ranges(args: Any) -> None:
           "action_smoothness_cost", "mirror_coef"),
          lambda x: 0 <= x < float("inf"), "0 or more"),
         (("gamma", "gae_lambda"), lambda x: 0 <= x <= 1, "between 0 and 1"),
-        (("clip_coef", "target_kl", "adaptive_kl", "divergence_bound", "base_gain"),
+        (("clip_coef", "target_kl", "adaptive_kl", "divergence_bound", "base_gain", "timeout"),
          lambda x: x is None or 0 < x < float("inf"), "above 0"),
         (("log_std_init",), lambda x: abs(x) < float("inf"), "a finite number"),
     ):  # fmt: skip
@@ -186,7 +194,7 @@ def command_line() -> Iterator[None]:
     except Refusal as refusal:
         print(refusal, file=sys.stderr)
         sys.exit(2)
-    except (NonFinite, CannotWrite, EnvironmentFailed) as stop:
+    except (NonFinite, CannotWrite, EnvironmentFailed, RankFailed) as stop:
         if isinstance(stop, EnvironmentFailed) and not isinstance(stop.__cause__, Refusal):
             raise  # its own traceback says where
         print(stop, file=sys.stderr)

@@ -40,6 +40,12 @@ OWN = {
         "train": "runs an iteration as functions that a CUDA graph can record",
         "evaluate, evaluate_only": "have no `--env-kwargs` to pass on",
     },
+    "variants.ppo_distributed": {
+        "Args": "counts for all ranks, and `timeout`; no `squash`, no `optimizer`, no `break`",
+        "update": "works on this rank's rows of each minibatch, and sums the gradients of all ranks",
+        "check_args": "takes both kinds of actions",
+        "train": "steps its share of the environments, and starts, stops and fails with the other ranks",
+    },
     "variants.ppo_imitation": {
         "Args": "demonstrations, cloning, the discriminator and `--record`; no `squash`, no `optimizer`",
         "check_args": "takes both kinds of actions, and no timesteps at all where cloning is all",

@@ -508,7 +508,7 @@ def test_flags_that_shape_no_training_are_free_beside_resume(script, whole, tmp_
     with --gamma among them."""
     cut(script, small(script, tmp_path / "cut"), at=2)
     free = {"eval_episodes": 2, "eval_max_steps": 3, "checkpoint_every": 2, "rerun": True, "watch": True}
-    of_one_script = {"cuda_graph", "log_every", "record", "episodes"}
+    of_one_script = {"cuda_graph", "log_every", "record", "episodes", "timeout"}
     assert {*free, *of_one_script, "out", "resume", "eval_only"} == set(NOT_TRAINING)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "rerun", None)  # no recording and no viewer are wanted here
