@@ -84,7 +84,7 @@ def start(script: str) -> list[str]:
 
 
 def seed_name(args: Any) -> str:
-    """"seed 3"; "4 seeds" where one run trains several."""
+    """What a run trains, in words: one seed, as "seed 3", or several, as "4 seeds"."""
     seeds = getattr(args, "seeds", None)
     return f"seed {args.seed}" if seeds is None else f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
 
@@ -92,7 +92,7 @@ def seed_name(args: Any) -> str:
 def command(script: str, args: Any, **changes: Any) -> str:
     """The command line of `args` with `changes`: its seeds, and every training flag off its default."""
     defaults, seeds = training_args(type(args)()), getattr(args, "seeds", None)
-    words = [*start(script), *(["--seed", str(args.seed)] if seeds is None else ["--seeds", *map(str, seeds)])]
+    words = start(script) + (["--seed", str(args.seed)] if seeds is None else ["--seeds", *map(str, seeds)])
     for name, value in {**training_args(args), **changes}.items():
         if name in ("seed", "seeds") or value == defaults[name]:
             continue

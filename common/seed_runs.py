@@ -18,8 +18,8 @@ import numpy as np
 from common import cli
 from common.compare import overlay
 from common.console import fixed, say
-from common.files import finite_or_none, write_atomically, write_checkpoint, write_json
-from common.metrics import evaluation_summary, interquartile_mean, mean, read_metrics
+from common.files import Kept, finite_or_none, write_atomically, write_checkpoint, write_json
+from common.metrics import interquartile_mean, mean, read_metrics
 from common.run_folder import Run
 
 SUMMED = ("episodes", "diverged")  # over seeds; of all other metrics the mean is taken
@@ -40,16 +40,18 @@ def mean_line(lines: dict[int, dict[str, Any]]) -> dict[str, Any]:
 
 
 class SeedRuns(Run):
-    """The Run of args.seeds. It alone prints, takes signals and resumes; `log`, `end_seed` and `report` are
-    told of each seed by its number. `state` of `restore` and `save` holds an "agents", one a seed.
+    """The Run of args.seeds. It alone prints, takes signals and resumes. A seed whose numbers have stopped
+    being finite is ended, and nothing of it is written from there on. `state` of `restore` and `save` holds
+    "agents", one for each seed.
 
-    Raises what Run raises, and Refusal where the folder to resume is that of one seed.
+    Raises what Run raises; Refusal also where the folder to resume is that of one seed, and NonFinite from
+    `log_seeds` when the last seed has ended.
     """
 
     def __init__(self, script: str, args: Any, num_parameters: int) -> None:
         self.files: dict[int, Any] = {}
         super().__init__(script, args, num_parameters)
-        self.ended: dict[int, str] = {}  # {seed: why}
+        self.kept = Kept({})
         self.seed_lines: dict[int, list[dict[str, Any]]] = {}
         for seed in args.seeds:
             with self._writing(f"seed{seed}/metrics.jsonl") as path:
@@ -78,6 +80,16 @@ class SeedRuns(Run):
             )
         return checkpoint
 
+    @property
+    def ended(self) -> dict[int, str]:
+        """{seed: why} of those that have ended."""
+        return self.kept.value
+
+    def going_on(self, agents: Any) -> list[tuple[int, Any]]:
+        """(seed, agent) of the seeds that have not ended."""
+        pairs = zip(self.args.seeds, agents, strict=True)
+        return [(seed, agent) for seed, agent in pairs if seed not in self.ended]
+
     def _open_recording(self) -> None:
         """None while training: an overlay of all seeds is written at the end."""
 
@@ -85,13 +97,18 @@ class SeedRuns(Run):
         args = cli.training_args(self.args)
         return {"seed": seed, **{name: value for name, value in args.items() if name != "seeds"}}
 
+    def restore(self, state: dict[str, Any]) -> int:
+        """As Run's; says which seeds of a resumed run had ended."""
+        first = super().restore({**state, "ended": self.kept})
+        for seed, why in self.ended.items():
+            say(f"seed {seed} has ended: {why}")
+        return first
+
     def save(self, iteration: int, state: dict[str, Any]) -> None:
         """Write the policies of the seeds that go on, each to its folder; then what resumes them all."""
         if not self.due(iteration):
             return
-        for seed, agent in zip(self.args.seeds, state["agents"], strict=True):
-            if seed in self.ended:
-                continue
+        for seed, agent in self.going_on(state["agents"]):
             content = {
                 "script": self.script,
                 "args": self._seed_args(seed),
@@ -101,38 +118,34 @@ class SeedRuns(Run):
             }
             with self._writing(f"seed{seed}/checkpoint.pt") as path:
                 write_checkpoint(path, content)
-        super().save(iteration, state)
+        super().save(iteration, {**state, "ended": self.kept})
 
-    def log_seeds(self, lines: dict[int, list[dict[str, Any]]]) -> None:
-        """Write {seed: its new metrics}, and their means as the run's own."""
+    def log_seeds(self, lines: dict[int, list[dict[str, Any]]], ends: dict[int, str]) -> None:
+        """Write {seed: its new metrics}, and their means as the run's own; end the seeds of {seed: why}."""
         together: dict[int, dict[int, dict[str, Any]]] = {}
         for seed, new in lines.items():
             for line in new:
                 together.setdefault(line["iteration"], {})[seed] = line
-        if not together:
-            return
         before = len(self.lines)
-        self.log(*(mean_line(together[iteration]) for iteration in sorted(together)))
-        clocks = {line["iteration"]: (line["sps"], line["seconds"]) for line in self.lines[before:]}
+        if together:
+            self.log(*(mean_line(together[iteration]) for iteration in sorted(together)))
+        clocks = {line["iteration"]: {k: line[k] for k in ("sps", "seconds")} for line in self.lines[before:]}
         for seed, new in lines.items():
-            clocked = [{**line, **dict(zip(("sps", "seconds"), clocks[line["iteration"]]))} for line in new]
-            clocked = [finite_or_none(line) for line in clocked]
+            clocked = [finite_or_none({**line, **clocks[line["iteration"]]}) for line in new]
             self.seed_lines[seed] += clocked
             with self._writing(f"seed{seed}/metrics.jsonl"):
                 self.files[seed].writelines(json.dumps(line) + "\n" for line in clocked)
                 self.files[seed].flush()
-
-    def end_seed(self, seed: int, why: str) -> None:
-        """From here on nothing of this seed is written: its last checkpoint stays."""
-        self.ended[seed] = why
-        others = [other for other in self.args.seeds if other not in self.ended]
-        say(f"seed {seed} ends here: {why}; " + ("the others go on" if others else "none is left"))
+        for seed, why in ends.items():
+            self.ended[seed] = why
+            stays = f"the checkpoint of iteration {self.saved} stays"
+            say(f"seed {seed} ends here, {why}; {stays} in {self.folder / f'seed{seed}'}")
+        if len(self.ended) == len(self.args.seeds):
+            raise cli.NonFinite("no seed is left: try a lower --learning-rate, or --norm-reward")
 
     def _write_summary(self, returns: dict[int, list[float]] | None) -> None:
         self.summaries: dict[int, dict[str, Any]] = {}
-        for seed in self.args.seeds:
-            if seed in self.ended:
-                continue
+        for seed, _ in self.going_on(self.args.seeds):
             of_seed = None if returns is None else returns[seed]
             content = self._summary(self._seed_args(seed), self.seed_lines[seed], of_seed)
             self.summaries[seed] = finite_or_none(content)

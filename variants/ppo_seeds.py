@@ -1,17 +1,15 @@
 """PPO on several seeds at once: one process, one environment of seeds x lanes, one stack of networks.
 
-One run says little; a result is a mean over seeds. Small networks leave a machine waiting for the next call, so
-four seeds side by side cost less than four runs. The idea to take away: write the loss of one network, and let
-`torch.func.vmap` map it, and its gradient, over a stack of them. All else has one more axis in front, over which
-nothing is ever summed: each seed has its own noise, minibatches, clipping and Adam, and learns what it would
-have learned alone in `ppo_gpu_batched.py`, whose rules for CUDA graphs hold here too.
+A result is a mean over seeds, and small networks leave a machine waiting for its next call: four seeds side
+by side cost less than four runs. The idea to take away: write the loss of one network, and let
+`torch.func.vmap` map it and its gradient over a stack. All else has one more axis in front, over which
+nothing is ever summed, so that each seed learns what it would have learned alone in `ppo_gpu_batched.py`.
 
     python -m variants.ppo_seeds --seeds 0 1 2 3               # run it: CartPole-v1, four times
     python -m variants.ppo_seeds --seeds 0 1 2 3 --compile     # the same, compiled first
     python -m variants.ppo_seeds --no-clip-ratio               # ablate it
     python -m variants.ppo_seeds --resume runs/NAME            # go on after Ctrl-C, to the same bytes
-    python -m variants.ppo_seeds --eval-only runs/NAME/seed0   # play one saved policy
-    python -m rerun runs/NAME/recording.rrd                    # watch the curves of all seeds
+    python -m variants.ppo_seeds --eval-only runs/NAME/seed0   # play the saved policy of one seed
 """
 
 import math
@@ -27,8 +25,8 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
-from common.cli import NonFinite, check, check_ranges, command_line, load_checkpoint, parse_args
-from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
+from common.cli import check, check_ranges, command_line, load_checkpoint, parse_args
+from common.envs import FlatEnv, RewardScaling, make_env
 from common.envs.batched import BATCHED_ENVS, BatchedEnv, make_batched_env
 from common.metrics import report_evaluation
 from common.process import restores_process
@@ -39,9 +37,9 @@ SCRIPT = Path(__file__).stem
 ENDED = ("episodes", "return_sum", "length_sum")  # sums over the episodes that ended in an iteration
 AT_LIMIT = ("limits", "limit_value_sum")  # and over those that ended at a time limit
 LOSSES = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
-METRICS = (*ENDED, *AT_LIMIT, *LOSSES, "diverged", "explained_variance", "learning_rate")
+FINITE = ("finite_loss", "finite_parameter", "finite_observation")
+METRICS = (*ENDED, *AT_LIMIT, *LOSSES, "explained_variance", "learning_rate", *FINITE)
 COMPILE_OPTIONS = {"cpp.use_decompose_tanh": True}  # Inductor's own tanh: within 1.8e-7, twice as fast
-ALIGNMENT = 16  # floats: each seed's parameters begin at a multiple, so that its bytes tell nothing of its row
 
 
 @dataclass
@@ -66,11 +64,8 @@ class Args:
     max_grad_norm: float = 0.5  # gradient-norm clip of each seed; 0: off
     target_kl: float | None = None  # mask a seed's further epochs once its approx_kl passes it
     hidden_dim: int = 64  # width of both hidden layers
-    orthogonal_init: bool = True  # orthogonal weights, zero biases; off: PyTorch's own
     log_std_init: float = 0.0  # initial log standard deviation of a continuous action
-    norm_obs: bool = False  # observations to running mean 0, std 1
     norm_reward: bool = False  # rewards (and so V) divided by the running std of the discounted return
-    divergence_bound: float = 1e6  # a lane is ended when its observation or reward is not below it
     device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")  # of it all
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)  # on the CPU; the bytes depend on it
     cuda_graph: bool = True  # replay each iteration as CUDA graphs, where the device is CUDA
@@ -114,35 +109,23 @@ def categorical_entropy(logits: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-def through(net: nn.Sequential, x: Tensor) -> Tensor:
-    """net(x), without the checks for hooks: around layers this small they cost as much as the arithmetic."""
-    for layer in net:
-        x = layer.forward(x)
-    return x
-
-
 class Agent(nn.Module):
     """Actor and critic of one seed: obs_dim -> hidden -> hidden -> action_dim, and -> 1. The actor's outputs
     are logits, or the mean of a Gaussian whose standard deviation does not depend on the observation."""
 
     def __init__(self, env: FlatEnv, args: Args) -> None:
         super().__init__()
-        self.obs_dim, self.action_dim = env.obs_dim, env.action_dim
-
-        # A layer of the networks: its statistics are saved with them, and a forward pass never changes them.
-        self.obs_norm = RunningNorm(env.obs_dim) if args.norm_obs else nn.Identity()
-        init = layer_init if args.orthogonal_init else lambda layer, gain: layer
-        width = args.hidden_dim
+        self.obs_dim, self.action_dim, width = env.obs_dim, env.action_dim, args.hidden_dim
 
         def trunk() -> list[nn.Module]:
-            first = init(nn.Linear(env.obs_dim, width), math.sqrt(2))
-            second = init(nn.Linear(width, width), math.sqrt(2))
-            return [self.obs_norm, first, nn.Tanh(), second, nn.Tanh()]
+            first = layer_init(nn.Linear(env.obs_dim, width), math.sqrt(2))
+            second = layer_init(nn.Linear(width, width), math.sqrt(2))
+            return [first, nn.Tanh(), second, nn.Tanh()]
 
         actor_trunk, critic_trunk = trunk(), trunk()
         # The small gain makes the first policy nearly the same in every state.
-        self.actor = nn.Sequential(*actor_trunk, init(nn.Linear(width, env.action_dim), 0.01))
-        self.critic = nn.Sequential(*critic_trunk, init(nn.Linear(width, 1), 1.0))
+        self.actor = nn.Sequential(*actor_trunk, layer_init(nn.Linear(width, env.action_dim), 0.01))
+        self.critic = nn.Sequential(*critic_trunk, layer_init(nn.Linear(width, 1), 1.0))
         self.discrete = isinstance(env.action_space, Discrete)
         if not self.discrete:
             self.log_std = nn.Parameter(torch.full((env.action_dim,), args.log_std_init))
@@ -151,24 +134,20 @@ class Agent(nn.Module):
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """An action for each row. With Gumbel noise, the largest sum is a draw from softmax(logits)."""
         if self.discrete:
-            return (through(self.actor, obs) + noise).argmax(-1)
-        return through(self.actor, obs) + self.log_std.exp() * noise
+            return (self.actor(obs) + noise).argmax(-1)
+        return self.actor(obs) + self.log_std.exp() * noise
 
     def best(self, obs: Tensor) -> Tensor:
         """The action an evaluation takes: the most probable, or the mean."""
-        return through(self.actor, obs).argmax(-1) if self.discrete else through(self.actor, obs)
+        return self.actor(obs).argmax(-1) if self.discrete else self.actor(obs)
 
     def value(self, obs: Tensor) -> Tensor:
         """V(obs): (..., obs_dim) -> (...)."""
-        return through(self.critic, obs).squeeze(-1)
+        return self.critic(obs).squeeze(-1)
 
     def forward(self, method: str, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """One of the methods by name: `functional_call` calls no other than `forward`."""
         return getattr(self, method)(*inputs)
-
-    def evaluate(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """log_prob, entropy and value together."""
-        return *self.log_prob_entropy(obs, action), self.value(obs)
 
     def env_action(self, action: Tensor) -> np.ndarray:
         """What the environment is given: the index, or the vector clipped to its bounds in their own type."""
@@ -177,55 +156,30 @@ class Agent(nn.Module):
 
     def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of actions (...,) and the entropy of the policy, (...,) or for the Gaussian ()."""
-        output = through(self.actor, obs)
+        output = self.actor(obs)
         if self.discrete:
             return categorical_log_prob(output, action), categorical_entropy(output)
         return gaussian_log_prob(output, self.log_std, action), gaussian_entropy(self.log_std)
 
 
-class Agents(nn.ModuleList):
-    """The agents of all seeds, their tensors stacked: what agent s holds is row s of `flat`, `weights` and
-    `statistics`, in the same memory. So one call moves all seeds, and each agent is saved by itself."""
-
-    def __init__(self, agents: list[Agent]) -> None:
-        super().__init__(agents)
-        one_by_one = torch.stack([flatten_parameters(agent).detach() for agent in agents])
-        room = -(-one_by_one.shape[1] // ALIGNMENT) * ALIGNMENT
-        self.flat = one_by_one.new_zeros(len(agents), room)[:, : one_by_one.shape[1]]  # (seeds, parameters)
-        self.flat.copy_(one_by_one)
-        named = dict(agents[0].named_parameters())
-        pieces = self.flat.split([p.numel() for p in named.values()], 1)
-        shapes = [p.shape for p in named.values()]
-        stacked = [piece.unflatten(1, shape) for piece, shape in zip(pieces, shapes, strict=True)]
-        self.weights = dict(zip(named, stacked, strict=True))  # {name: (seeds, *shape)}
-        self.statistics = {
-            name: torch.stack([agent.get_buffer(name) for agent in agents])
-            for name, _ in agents[0].named_buffers()
-        }
-        for s, agent in enumerate(agents):
-            for name, parameter in agent.named_parameters():
-                parameter.data, parameter.grad = self.weights[name][s], None
-            for name, buffer in agent.named_buffers():
-                buffer.set_(self.statistics[name][s])
-
-    def forward(self, method: str, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """A method of every seed's agent on its own row of each input: (seeds, ...) -> (seeds, ...)."""
-
-        def one(tensors: dict[str, Tensor], *rows: Tensor) -> Tensor | tuple[Tensor, ...]:
-            return torch.func.functional_call(self[0], tensors, (method, *rows))
-
-        return torch.func.vmap(one)({**self.weights, **self.statistics}, *inputs)
+def call(method: str, agent: Agent, parameters: Tensor, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+    """agent.method(*inputs) with `parameters`, (P,), in the place of its own. `torch.func.vmap(partial(call,
+    method, agent))` does the same for a stack of each, (S, P) and (S, ...), to results (S, ...)."""
+    own = dict(agent.named_parameters())
+    pieces = parameters.split([p.numel() for p in own.values()])
+    given = {name: piece.view_as(own[name]) for name, piece in zip(own, pieces, strict=True)}
+    return torch.func.functional_call(agent, given, (method, *inputs))
 
 
 class Memory(nn.Module):
     """Every tensor that one function of an iteration leaves for the next, at an address that never changes.
     S = len(seeds), T = num_steps, N = num_envs. What a checkpoint needs of them is in the state_dict."""
 
-    def __init__(self, agents: Agents, env: BatchedEnv, args: Args) -> None:
+    def __init__(self, agent: Agent, env: BatchedEnv, num_parameters: int, args: Args) -> None:
         super().__init__()
         S, T, N = len(args.seeds), args.num_steps, args.num_envs
         minibatch = T * N // args.num_minibatches
-        action_shape = () if agents[0].discrete else (agents[0].action_dim,)
+        action_shape = () if agent.discrete else (agent.action_dim,)
 
         def add(*names: str, shape: tuple = (), dtype: torch.dtype | None = None, saved=False) -> None:
             for name in names:
@@ -235,41 +189,47 @@ class Memory(nn.Module):
         # What happened, row by row of time.
         add("obs", shape=(T + 1, N, env.obs_dim))
         add("next_obs", shape=(T, N, env.obs_dim))
-        add("action", shape=(T, N, *action_shape), dtype=torch.int64 if agents[0].discrete else None)
+        add("action", shape=(T, N, *action_shape), dtype=torch.int64 if agent.discrete else None)
         add("reward", shape=(T, N))
         add("terminated", "truncated", shape=(T, N), dtype=torch.bool)
         add("episodic_return", "episodic_length", shape=(N,), saved=True)
         # All random numbers of an iteration, drawn before it.
-        add("action_noise", shape=(T, N, agents[0].action_dim))
+        add("action_noise", shape=(T, N, agent.action_dim))
         add("reset_noise", shape=(T, N, env.reset_noise_dim))
         add("order", shape=(args.update_epochs, args.num_minibatches, minibatch), dtype=torch.int64)
         # The update.
         add("rows", shape=(T * N, env.obs_dim + math.prod(action_shape) + 4))
         add("index", shape=(minibatch,), dtype=torch.int64)
-        add("active", dtype=torch.bool)
-        add("ended_at", saved=True)  # the iteration in which a seed was ended; 0: it goes on
+        add("active", shape=(1,), dtype=torch.bool)
+        add("alive", shape=(1,), dtype=torch.bool, saved=True)
+        self.alive.fill_(True)
+        add("learning_rate", shape=(1,))
         add("adam_step", shape=(1,), saved=True)
-        add("exp_avg", "exp_avg_sq", shape=(agents.flat.shape[1],), saved=True)
-        # What is scheduled and what is measured.
-        add("iteration", "learning_rate", saved=True)
-        self.learning_rate.fill_(args.learning_rate)
+        add("exp_avg", "exp_avg_sq", shape=(num_parameters,), saved=True)
+        # What is measured.
         add("ended", shape=(len(ENDED),))
         add("at_limit", shape=(len(AT_LIMIT),))
         add("losses", "epoch_sum", shape=(len(LOSSES),))
-        add("diverged", "explained_variance")
+        add("explained_variance", shape=(1,))
         add("metrics", shape=(args.log_every, len(METRICS)))
+        self.register_buffer("slot", torch.zeros(1, dtype=torch.int64, device=args.device), False)
 
 
-# The functions of an iteration, in the order in which they run. Each after `draw` reads and writes tensors in
-# place and decides nothing by the value of one, so that a CUDA graph replays it exactly.
+# The functions of an iteration, in the order in which they run. Each after `prepare` reads and writes tensors
+# in place and decides nothing by the value of one, so that a CUDA graph replays it exactly.
 
 
-def draw(memory: Memory, agents: Agents, streams: list[list[RandomStream]]) -> None:
-    """All random numbers of one iteration, each seed's from its own streams: action noise, reset noise and
-    minibatch order."""
-    for s, of_seed in enumerate(streams):
-        action, reset, order = (stream.generator for stream in of_seed)
-        if agents[0].discrete:
+def prepare(
+    iteration: int, memory: Memory, agent: Agent, streams: list[list[RandomStream]], args: Args
+) -> None:
+    """What an iteration is given from outside: number, learning rate and all random numbers, each seed's from
+    streams of its own."""
+    done = (iteration - 1) / (args.total_timesteps // (args.num_envs * args.num_steps))
+    memory.learning_rate.fill_(args.learning_rate * (1 - done * args.anneal_lr))
+    memory.slot.fill_((iteration - 1) % args.log_every)
+    for s, generators in enumerate([stream.generator for stream in of_seed] for of_seed in streams):
+        action, reset, order = generators
+        if agent.discrete:
             memory.action_noise[s].exponential_(generator=action).log_().neg_()  # Gumbel's distribution
         else:
             memory.action_noise[s].normal_(generator=action)
@@ -279,57 +239,41 @@ def draw(memory: Memory, agents: Agents, streams: list[list[RandomStream]]) -> N
 
 
 @torch.no_grad()
-def begin_iteration(memory: Memory, args: Args) -> None:
-    """Count the iteration, set the learning rate for it, and clear its sums."""
-    left = 1 - memory.iteration / (args.total_timesteps // (args.num_envs * args.num_steps))
-    if args.anneal_lr:
-        memory.learning_rate.copy_(args.learning_rate * left)
-    memory.iteration.add_(1)
-    for total in (memory.ended, memory.at_limit, memory.diverged):
-        total.zero_()
-    memory.active.copy_(memory.ended_at == 0)
-
-
-@torch.no_grad()
-def step_lanes(agents: Agents, env: BatchedEnv, memory: Memory, args: Args, *row: Tensor) -> None:
-    """Step every lane of every seed once and write what happened into one row of the rollout.
-
-    A lane whose observation or reward diverges is ended before anything of it is recorded: terminated, with
-    reward 0 and its own obs for next_obs. A NaN is found too, since abs(nan) < bound is false.
-    """
+def step_lanes(
+    agent: Agent, parameters: Tensor, env: BatchedEnv, memory: Memory, args: Args, *row: Tensor
+) -> None:
+    """Step every lane of every seed once and write what happened into one row of the rollout. The environment
+    knows of lanes alone: those of seed s begin at s * num_envs."""
     noise, reset_noise, obs, obs_after, next_obs, action, reward, terminated, truncated = row
-    action.copy_(agents("sample", obs, noise))
-    # The environment knows of lanes alone: seed s has lanes s * num_envs and on.
-    after = env.advance(action.flatten(0, 1))
-    seen, paid, fell, timed_out = (x.unflatten(0, reward.shape) for x in after)
-    sound = (seen.abs() < args.divergence_bound).all(-1) & (paid.abs() < args.divergence_bound)
-    next_obs.copy_(torch.where(sound.unsqueeze(-1), seen, obs))
-    reward.copy_(torch.where(sound, paid, 0.0))
-    terminated.copy_(fell | ~sound)
-    truncated.copy_(timed_out)
+    action.copy_(torch.func.vmap(partial(call, "sample", agent))(parameters, obs, noise))
+    happened = env.advance(action.flatten(0, 1))
+    for buffer, new in zip((next_obs, reward, terminated, truncated), happened, strict=True):
+        buffer.copy_(new.view_as(buffer))
     done = terminated | truncated
     env.reset_lanes(done.flatten(), reset_noise.flatten(0, 1))
-    obs_after.copy_(env.obs().unflatten(0, reward.shape))
+    obs_after.copy_(env.obs().view_as(obs_after))
 
     memory.episodic_return.add_(reward)
     memory.episodic_length.add_(1)
     ended = torch.stack([done, done * memory.episodic_return, done * memory.episodic_length], 1)
     memory.ended.add_(ended.sum(2))  # as ENDED
-    memory.diverged.add_((~sound).sum(1))
     memory.episodic_return.mul_(~done)
     memory.episodic_length.mul_(~done)
 
 
-def collect_rollout(step: Callable, agents: Agents, env: BatchedEnv, memory: Memory, args: Args) -> None:
+def collect_rollout(
+    step: Callable, agent: Agent, parameters: Tensor, env: BatchedEnv, memory: Memory, args: Args
+) -> None:
     """`step` every lane num_steps times, with noise that is drawn already."""
-    memory.obs[:, 0].copy_(env.obs().unflatten(0, memory.reward[:, 0].shape))
-    for row in zip(*(
-        tensor.unbind(1) for tensor in (
-            memory.action_noise, memory.reset_noise, memory.obs[:, :-1], memory.obs[:, 1:], memory.next_obs,
-            memory.action, memory.reward, memory.terminated, memory.truncated,
-        )
-    ), strict=True):  # fmt: skip
-        step(agents, env, memory, args, *row)
+    memory.ended.zero_()
+    memory.active.copy_(memory.alive)
+    memory.obs[:, 0].copy_(env.obs().view_as(memory.obs[:, 0]))
+    over_time = (
+        memory.action_noise, memory.reset_noise, memory.obs[:, :-1], memory.obs[:, 1:], memory.next_obs,
+        memory.action, memory.reward, memory.terminated, memory.truncated,
+    )  # fmt: skip
+    for row in zip(*(tensor.unbind(1) for tensor in over_time), strict=True):
+        step(agent, parameters, env, memory, args, *row)
 
 
 def compute_gae(
@@ -353,35 +297,36 @@ def compute_gae(
 
 
 @torch.no_grad()
-def values_and_log_probs(agents: Agents, memory: Memory) -> tuple[Tensor, Tensor]:
+def values_and_log_probs(agent: Agent, parameters: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
     """V of obs and next_obs, (S, 2 T + 1, N), and the log-probabilities of the actions, (S, T, N)."""
-    values = agents("value", torch.cat([memory.obs, memory.next_obs], 1))
-    return values, agents("log_prob_entropy", memory.obs[:, :-1], memory.action)[0]
+    value, log_prob = (torch.func.vmap(partial(call, m, agent)) for m in ("value", "log_prob_entropy"))
+    values = value(parameters, torch.cat([memory.obs, memory.next_obs], 1))
+    return values, log_prob(parameters, memory.obs[:, :-1], memory.action)[0]
 
 
 @torch.no_grad()
 def estimate_advantages(
-    forward: Callable, agents: Agents, reward_scaling: nn.ModuleList, memory: Memory, args: Args
+    forward: Callable, agent: Agent, parameters: Tensor, scaling: nn.ModuleList, memory: Memory, args: Args
 ) -> None:
-    """`forward` over the rollout, advantages from it, and all packed into one row for each step, so that
-    gathering a minibatch is one call."""
-    T, reward, terminated, truncated = args.num_steps, memory.reward, memory.terminated, memory.truncated
+    """`forward` over the rollout, advantages from it, and all packed into one row for each step."""
+    reward, terminated, truncated = memory.reward, memory.terminated, memory.truncated
     if args.norm_reward:
-        of_seeds = zip(reward_scaling, reward, terminated | truncated, strict=True)
+        of_seeds = zip(scaling, reward, terminated | truncated, strict=True)
         reward = torch.stack([scale(paid, done) for scale, paid, done in of_seeds])
-    values, log_prob = forward(agents, memory)
-    value, next_value = values[:, :T], values[:, T + 1 :]
+    values, log_prob = forward(agent, parameters, memory)
+    value, next_value = values[:, : args.num_steps], values[:, args.num_steps + 1 :]
     at_limit = torch.stack([truncated, torch.where(truncated, next_value, 0.0)], 1)
-    memory.at_limit.add_(at_limit.flatten(2).sum(2))
+    memory.at_limit.copy_(at_limit.flatten(2).sum(2))
     # A recursion over time that knows no seeds: (S, T, N) -> (T, S * N), and back.
     columns = (x.transpose(0, 1).flatten(1) for x in (reward, value, next_value, terminated, truncated))
     estimates = compute_gae(*columns, args.gamma, args.gae_lambda)
     advantages, returns = (x.unflatten(1, (-1, args.num_envs)).transpose(0, 1) for x in estimates)
     residual = (returns - value).flatten(1).var(1, correction=0)
-    memory.explained_variance.copy_(1 - residual / returns.flatten(1).var(1, correction=0))
+    explained = 1 - residual / returns.flatten(1).var(1, correction=0)
+    memory.explained_variance.copy_(explained.unsqueeze(1))
     scalars = torch.stack([log_prob, value, advantages, returns], -1)
-    actions = memory.action.reshape(*memory.reward.shape, -1)
-    memory.rows.copy_(torch.cat([memory.obs[:, :T], actions, scalars], -1).flatten(1, 2))
+    actions = memory.action.reshape(*reward.shape, -1)
+    memory.rows.copy_(torch.cat([memory.obs[:, :-1], actions, scalars], -1).flatten(1, 2))
 
 
 def ppo_loss(
@@ -413,48 +358,49 @@ def ppo_loss(
     return loss, {**diagnostics, "approx_kl": approx_kl, "clipfrac": clipfrac}
 
 
-def flatten_parameters(agent: Agent) -> nn.Parameter:
-    """One vector of all parameters, and of their gradients as its .grad; each parameter becomes a view. To
-    clear, clip or step is then one call, not a dozen. Not `zero_grad()`, though: it would drop the views."""
-    parameters = list(agent.parameters())
-    sizes = [p.numel() for p in parameters]
-    flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
-    flat.grad = torch.zeros_like(flat)
-    for p, data, grad in zip(parameters, flat.data.split(sizes), flat.grad.split(sizes), strict=True):
-        p.data, p.grad = data.view_as(p), grad.view_as(p)
+def flatten_parameters(*agents: Agent) -> Tensor:
+    """All parameters in one row for each agent, (S, P), of which each parameter becomes a view. Rows begin at
+    multiples of 64 bytes: where a parameter lies in memory can decide the last bit of a product."""
+    sizes = [p.numel() for p in agents[0].parameters()]
+    room = -(-sum(sizes) // 16) * 16
+    flat = next(agents[0].parameters()).detach().new_zeros(len(agents), room)[:, : sum(sizes)]
+    for agent, row in zip(agents, flat, strict=True):
+        for p, data in zip(agent.parameters(), row.split(sizes), strict=True):
+            p.data = data.view_as(p).copy_(p.detach())
     return flat
 
 
-def minibatch_loss(weights: dict, statistics: dict, rows: Tensor, agent: Agent, args: Args) -> tuple:
-    """The loss of one seed's packed rows under its `weights`, by name; its diagnostics in the order of LOSSES.
-    Written for one network: `minibatch_gradients` maps it over the stack."""
+def minibatch_loss(parameters: Tensor, agent: Agent, rows: Tensor, args: Args) -> tuple[Tensor, Tensor]:
+    """The loss of one seed's packed rows under its `parameters`, (P,); its diagnostics as LOSSES, (6,)."""
     columns = [agent.obs_dim, rows.shape[1] - agent.obs_dim - 4, 1, 1, 1, 1]  # as estimate_advantages packs
     obs, action, *old = rows.split(columns, 1)
-    inputs = obs, action.squeeze(1).long() if agent.discrete else action
-    tensors = {**weights, **statistics}
-    log_prob, entropy, value = torch.func.functional_call(agent, tensors, ("evaluate", *inputs))
-    loss, diagnostics = ppo_loss(log_prob, entropy, value, *(x.squeeze(1) for x in old), args)
+    action = action.squeeze(1).long() if agent.discrete else action
+    log_prob, entropy = call("log_prob_entropy", agent, parameters, obs, action)
+    now = log_prob, entropy, call("value", agent, parameters, obs)
+    loss, diagnostics = ppo_loss(*now, *(x.squeeze(1) for x in old), args)
     return loss, torch.stack(list(diagnostics.values())).detach()
 
 
-def minibatch_gradients(agents: Agents, memory: Memory, args: Args) -> tuple[dict[str, Tensor], Tensor]:
-    """The gradient of every seed's loss, on the rows of its own that memory.index names. Returns (gradients by
-    name, (S, ...); diagnostics as LOSSES, (S, 6))."""
+def minibatch_gradients(
+    agent: Agent, parameters: Tensor, memory: Memory, args: Args
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The loss knows one seed; its gradient is mapped over the stack. Each seed's rows are those that its
+    memory.index names. Returns (gradients (S, P), diagnostics (S, 6))."""
 
-    def one(weights: dict, statistics: dict, rows: Tensor, index: Tensor) -> tuple:
+    def one(parameters: Tensor, rows: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         differentiate = torch.func.grad_and_value(minibatch_loss, has_aux=True)
-        gradients, (_, diagnostics) = differentiate(weights, statistics, rows[index], agents[0], args)
-        return gradients, diagnostics
+        gradient, (_, diagnostics) = differentiate(parameters, agent, rows[index], args)
+        return gradient, diagnostics
 
-    return torch.func.vmap(one)(agents.weights, agents.statistics, memory.rows, memory.index)
+    return torch.func.vmap(one)(parameters, memory.rows, memory.index)
 
 
-def update_minibatch(differentiate: Callable, agents: Agents, memory: Memory, args: Args) -> None:
-    """One step of every seed along what `differentiate` gives, by Adam (Kingma and Ba 2015, arXiv:1412.6980,
-    algorithm 1), with its own clip. A seed whose memory.active is false is left as it was."""
-    gradients, diagnostics = differentiate(agents, memory, args)
-    # Joined out here: inside, a compiler would write a kernel for each piece.
-    gradient = torch.cat([piece.flatten(1) for piece in gradients.values()], 1)
+def update_minibatch(
+    differentiate: Callable, agent: Agent, parameters: Tensor, memory: Memory, args: Args
+) -> None:
+    """One step of each seed along what `differentiate` gives, by Adam (Kingma and Ba 2015, arXiv:1412.6980,
+    algorithm 1) with a clip of its own. Where memory.active is false all stays as it was."""
+    gradient, diagnostics = differentiate(agent, parameters, memory, args)
     memory.epoch_sum.add_(diagnostics)
     if args.max_grad_norm > 0:
         norm = gradient.norm(dim=1, keepdim=True)
@@ -463,33 +409,32 @@ def update_minibatch(differentiate: Callable, agents: Agents, memory: Memory, ar
     mean = memory.exp_avg.lerp(gradient, 1 - 0.9)
     square = memory.exp_avg_sq.lerp(gradient.square(), 1 - 0.999)
     spread = (square / (1 - 0.999**step)).sqrt() + 1e-5
-    moved = agents.flat - memory.learning_rate.unsqueeze(1) * mean / (1 - 0.9**step) / spread
-    state = (memory.adam_step, memory.exp_avg, memory.exp_avg_sq, agents.flat)
+    moved = parameters - memory.learning_rate * mean / (1 - 0.9**step) / spread
+    state = (memory.adam_step, memory.exp_avg, memory.exp_avg_sq, parameters)
     for old, new in zip(state, (step, mean, square, moved), strict=True):
-        old.copy_(torch.where(memory.active.unsqueeze(1), new, old))
+        old.copy_(torch.where(memory.active, new, old))
 
 
 @torch.no_grad()
 def end_epoch(memory: Memory, args: Args) -> None:
-    """Keep the diagnostics of the last epoch that moved a seed's policy: past target_kl its others of the
-    iteration are masked."""
+    """Keep the diagnostics of the last epoch that moved a seed's policy: once it is past target_kl, its other
+    epochs of the iteration are masked."""
     means = memory.epoch_sum / args.num_minibatches
-    memory.losses.copy_(torch.where(memory.active.unsqueeze(1), means, memory.losses))
+    memory.losses.copy_(torch.where(memory.active, means, memory.losses))
     memory.epoch_sum.zero_()
     if args.target_kl is not None:
-        memory.active.logical_and_(memory.losses[:, LOSSES.index("approx_kl")] <= args.target_kl)
+        approx_kl = memory.losses[:, LOSSES.index("approx_kl"), None]
+        memory.active.logical_and_(approx_kl <= args.target_kl)
 
 
 @torch.no_grad()
-def end_iteration(agents: Agents, memory: Memory, args: Args) -> None:
-    """Write each seed's row of the iteration's metrics; then take in the observations."""
-    alone = torch.stack([memory.diverged, memory.explained_variance, memory.learning_rate], 1)
-    row = torch.cat([memory.ended, memory.at_limit, memory.losses, alone], 1)
-    slot = (memory.iteration[:1] - 1).remainder(args.log_every).long()
-    memory.metrics.index_copy_(1, slot, row.unsqueeze(1))
-    if args.norm_obs:
-        for agent, obs in zip(agents, memory.obs[:, :-1], strict=True):
-            agent.obs_norm.update(obs)
+def end_iteration(parameters: Tensor, memory: Memory) -> None:
+    """Write each seed's row of the iteration's metrics."""
+    held = memory.losses[:, :1], parameters, memory.obs.flatten(1)
+    finite = torch.stack([tensor.isfinite().all(1) for tensor in held], 1)
+    alone = memory.explained_variance, memory.learning_rate, finite
+    row = torch.cat([memory.ended, memory.at_limit, memory.losses, *alone], 1)
+    memory.metrics.index_copy_(1, memory.slot, row.unsqueeze(1))
 
 
 def capture(function: Callable[[], None], device: str) -> Callable[[], None]:
@@ -502,54 +447,35 @@ def capture(function: Callable[[], None], device: str) -> Callable[[], None]:
     return graph.replay
 
 
-def read_metrics(table: list, iterations: range, args: Args) -> list[dict[str, float | None]]:
-    """The lines of one seed's `table`, its rows of memory.metrics, for these iterations, at most log_every."""
-    lines = []
-    for iteration in iterations:
-        row = dict(zip(METRICS, table[(iteration - 1) % args.log_every], strict=True))
-        episodes, returns, lengths, limits, limit_values = map(row.pop, (*ENDED, *AT_LIMIT))
-        lines.append({
-            "iteration": iteration,
-            "global_step": iteration * args.num_steps * args.num_envs,
-            "episodes": int(episodes),
-            "episodic_return": returns / episodes if episodes else None,
-            "episodic_length": lengths / episodes if episodes else None,
-            "value_at_time_limit": limit_values / limits if limits else None,
-            **row,
-        })  # fmt: skip
-    return lines
-
-
-def read_seeds(agents: Agents, memory: Memory, iterations: range, run: SeedRuns, args: Args) -> dict:
-    """Fetch the metrics of every seed that goes on from the device, {seed: lines}: the only wait for it. A seed
-    with a loss, parameter or observation that is no number is ended: it keeps its lines up to there, its
-    weights become 0, and no step moves them."""
-    lines, tables = {}, memory.metrics.tolist()
-    held = {"parameter": agents.flat, "observation": memory.obs.flatten(1)}
-    finite = {name: torch.isfinite(tensor).all(1).tolist() for name, tensor in held.items()}
-    for s, seed in enumerate(args.seeds):
-        if seed in run.ended:
-            continue
-        lines[seed] = read_metrics(tables[s], iterations, args)
-        bad = [(line["iteration"], "loss") for line in lines[seed] if not math.isfinite(line["loss"])]
-        bad += [(iterations[-1], name) for name in held if not finite[name][s]]
-        if bad:
-            iteration, name = bad[0]
-            lines[seed] = [line for line in lines[seed] if line["iteration"] < iteration]
-            memory.ended_at[s] = iteration
-            for tensor in (agents.flat, memory.exp_avg, memory.exp_avg_sq, memory.obs, memory.losses):
-                tensor[s] = 0
-            run.end_seed(seed, f"in iteration {iteration} the {name} is not finite")
-    return lines
+def read_metrics(memory: Memory, iterations: range, args: Args) -> tuple[dict, dict]:
+    """Fetch the metrics of these iterations, at most log_every, from the device: the only wait for it.
+    Returns {seed: its lines, while all was finite} and {seed: why it ends} where something was not."""
+    lines, ends = {seed: [] for seed in args.seeds}, {}
+    for seed, alive, table in zip(args.seeds, memory.alive.tolist(), memory.metrics.tolist(), strict=True):
+        for iteration in iterations if alive[0] else ():
+            row = dict(zip(METRICS, table[(iteration - 1) % args.log_every], strict=True))
+            if broken := [name for name in FINITE if not row.pop(name)]:
+                ends[seed] = f"iteration {iteration}: the {broken[0].removeprefix('finite_')} is not finite"
+                break
+            episodes, returns, lengths, limits, limit_values = map(row.pop, (*ENDED, *AT_LIMIT))
+            lines[seed].append({
+                "iteration": iteration,
+                "global_step": iteration * args.num_steps * args.num_envs,
+                "episodes": int(episodes),
+                "episodic_return": returns / episodes if episodes else None,
+                "episodic_length": lengths / episodes if episodes else None,
+                "value_at_time_limit": limit_values / limits if limits else None,
+                **row,
+            })  # fmt: skip
+    return lines, ends
 
 
 def check_args(args: Args) -> None:
     """Raise Refusal, before anything has started, for settings that cannot work."""
     check_ranges(args)
-    seeds = args.seeds
-    check(len(seeds) > 0 and min(seeds) >= 0, f"--seeds {seeds} cannot be: it takes numbers of 0 or more")
-    apart = " ".join(map(str, dict.fromkeys(seeds)))
-    check(len(set(seeds)) == len(seeds), f"--seeds names a seed twice: give --seeds {apart}")
+    fit = list(dict.fromkeys(seed for seed in args.seeds if seed >= 0)) or [0]
+    words = " ".join(map(str, fit))
+    check(fit == args.seeds, f"--seeds takes different numbers of 0 or more: give --seeds {words}")
     known = ", ".join(BATCHED_ENVS)
     check(args.env_id in BATCHED_ENVS, f"--env-id {args.env_id} has no batched form: choose one of {known}")
     rows, minibatches = args.num_envs * args.num_steps, args.num_minibatches
@@ -564,53 +490,47 @@ def check_args(args: Args) -> None:
 
 
 @restores_process
-def train(args: Args) -> Agents:
-    """Train from args.seeds, or go on where args.resume stopped; returns the agents. Raises Refusal (a
-    ValueError) for settings that cannot work, NonFinite when no seed is left whose numbers are."""
+def train(args: Args) -> list[Agent]:
+    """Train from args.seeds, or go on where args.resume stopped; returns an agent for each. Raises Refusal (a
+    ValueError) for settings that cannot work, NonFinite when no seed is left whose numbers are finite."""
     check_args(args)
     torch.set_num_threads(args.threads)
-    agents = []
+    S, N, agents = len(args.seeds), args.num_envs, nn.ModuleList()
     for seed in args.seeds:
         with initial_weights(seed):
             agents.append(Agent(make_env(args.env_id), args).to(args.device))
-    agents = Agents(agents)
-    env = make_batched_env(args.env_id, len(args.seeds) * args.num_envs, args.device)
-    memory = Memory(agents, env, args)
-    scaling = (RewardScaling(args.num_envs, args.gamma).to(args.device) for _ in args.seeds)
-    reward_scaling = nn.ModuleList(scaling)
+    agent, parameters = agents[0], flatten_parameters(*agents)
+    env = make_batched_env(args.env_id, S * N, args.device)
+    memory = Memory(agent, env, parameters.shape[1], args)
+    scaling = nn.ModuleList(RewardScaling(N, args.gamma) for _ in args.seeds).to(args.device)
     names = ("action", "reset", "minibatch")
     streams = [[RandomStream(seed, name, args.device) for name in names] for seed in args.seeds]
     for noise, (_, reset, _) in zip(memory.reset_noise, streams, strict=True):
         noise[0].uniform_(generator=reset.generator)
     env.reset(memory.reset_noise[:, 0].flatten(0, 1))
 
-    num_iterations = args.total_timesteps // (args.num_steps * args.num_envs)
+    num_iterations = args.total_timesteps // (args.num_steps * N)
     fuse = partial(torch.compile, options=COMPILE_OPTIONS) if args.compile else lambda function: function
     functions = [
-        partial(begin_iteration, memory, args),
-        partial(collect_rollout, fuse(step_lanes), agents, env, memory, args),
-        partial(estimate_advantages, fuse(values_and_log_probs), agents, reward_scaling, memory, args),
-        partial(update_minibatch, fuse(minibatch_gradients), agents, memory, args),
+        partial(collect_rollout, fuse(step_lanes), agent, parameters, env, memory, args),
+        partial(estimate_advantages, fuse(values_and_log_probs), agent, parameters, scaling, memory, args),
+        partial(update_minibatch, fuse(minibatch_gradients), agent, parameters, memory, args),
         partial(end_epoch, memory, args),
-        partial(end_iteration, agents, memory, args),
+        partial(end_iteration, parameters, memory),
     ]
 
     # All that a resumed run needs to end in the same bytes as one that was never cut.
-    state = {"agents": agents, "memory": memory, "reward_scaling": reward_scaling, "env": env}
+    state = {"agents": agents, "memory": memory, "reward_scaling": scaling, "env": env}
     for seed, of_seed in zip(args.seeds, streams, strict=True):
         state |= {f"{name}_{seed}": stream for name, stream in zip(names, of_seed, strict=True)}
     first_iteration = 1  # unless resumed
-    run = SeedRuns(SCRIPT, args, num_parameters=agents.flat.numel())
+    run = SeedRuns(SCRIPT, args, num_parameters=parameters.numel())
     first_iteration = run.restore(state)
-    for seed, iteration in zip(args.seeds, memory.ended_at.tolist(), strict=True):
-        if iteration:
-            run.end_seed(seed, f"in iteration {iteration:.0f} it was not finite")
     captured, unread = False, first_iteration
 
     for iteration in range(first_iteration, num_iterations + 1):
-        draw(memory, agents, streams)
-        begin, collect, estimate, update, finish_epoch, finish = functions
-        begin()
+        prepare(iteration, memory, agent, streams, args)
+        collect, estimate, update, finish_epoch, finish = functions
         collect()
         estimate()
         for epoch in memory.order.unbind(1):
@@ -628,16 +548,17 @@ def train(args: Args) -> Agents:
                 run.say(f"iterations run eagerly, not as CUDA graphs: {str(error).splitlines()[0]}")
 
         if iteration % args.log_every == 0 or iteration == num_iterations or run.due(iteration):
-            run.log_seeds(read_seeds(agents, memory, range(unread, iteration + 1), run, args))
+            lines, ends = read_metrics(memory, range(unread, iteration + 1), args)
+            for s in map(args.seeds.index, ends):  # nothing moves its weights, 0 from here on
+                for tensor in (memory.alive, memory.exp_avg, memory.exp_avg_sq, memory.losses, parameters):
+                    tensor[s] = 0
             unread = iteration + 1
-            if len(run.ended) == len(args.seeds):
-                raise NonFinite("no seed is left; try a lower --learning-rate, --norm-obs or --norm-reward")
+            run.log_seeds(lines, ends)
         run.save(iteration, state)
         run.stop_if_asked()
 
     run.finish(captured=captured)
-    playing = [pair for pair in zip(args.seeds, agents, strict=True) if pair[0] not in run.ended]
-    run.report_seeds({seed: evaluate(agent, args) for seed, agent in playing})
+    run.report_seeds({s: evaluate(agent, args) for s, agent in run.going_on(agents)})
     return agents
 
 
