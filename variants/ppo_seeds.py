@@ -64,7 +64,6 @@ class Args:
     max_grad_norm: float = 0.5  # gradient-norm clip of each seed; 0: off
     target_kl: float | None = None  # mask a seed's further epochs once its approx_kl passes it
     hidden_dim: int = 64  # width of both hidden layers
-    log_std_init: float = 0.0  # initial log standard deviation of a continuous action
     norm_reward: bool = False  # rewards (and so V) divided by the running std of the discounted return
     device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")  # of it all
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)  # on the CPU; the bytes depend on it
@@ -128,7 +127,7 @@ class Agent(nn.Module):
         self.critic = nn.Sequential(*critic_trunk, layer_init(nn.Linear(width, 1), 1.0))
         self.discrete = isinstance(env.action_space, Discrete)
         if not self.discrete:
-            self.log_std = nn.Parameter(torch.full((env.action_dim,), args.log_std_init))
+            self.log_std = nn.Parameter(torch.zeros(env.action_dim))
             self.low, self.high = env.low, env.high
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
@@ -163,12 +162,16 @@ class Agent(nn.Module):
 
 
 def call(method: str, agent: Agent, parameters: Tensor, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-    """agent.method(*inputs) with `parameters`, (P,), in the place of its own. `torch.func.vmap(partial(call,
-    method, agent))` does the same for a stack of each, (S, P) and (S, ...), to results (S, ...)."""
+    """agent.method(*inputs) with `parameters`, (P,), in the place of its own."""
     own = dict(agent.named_parameters())
     pieces = parameters.split([p.numel() for p in own.values()])
     given = {name: piece.view_as(own[name]) for name, piece in zip(own, pieces, strict=True)}
     return torch.func.functional_call(agent, given, (method, *inputs))
+
+
+def call_all(method: str, agent: Agent, parameters: Tensor, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+    """`call` of each row of parameters, (S, P), on its own row of each input: (S, ...) -> (S, ...)."""
+    return torch.func.vmap(partial(call, method, agent))(parameters, *inputs)
 
 
 class Memory(nn.Module):
@@ -203,8 +206,7 @@ class Memory(nn.Module):
         add("active", shape=(1,), dtype=torch.bool)
         add("alive", shape=(1,), dtype=torch.bool, saved=True)
         self.alive.fill_(True)
-        add("learning_rate", shape=(1,))
-        add("adam_step", shape=(1,), saved=True)
+        add("learning_rate", "adam_step", shape=(1,), saved=True)
         add("exp_avg", "exp_avg_sq", shape=(num_parameters,), saved=True)
         # What is measured.
         add("ended", shape=(len(ENDED),))
@@ -212,7 +214,7 @@ class Memory(nn.Module):
         add("losses", "epoch_sum", shape=(len(LOSSES),))
         add("explained_variance", shape=(1,))
         add("metrics", shape=(args.log_every, len(METRICS)))
-        self.register_buffer("slot", torch.zeros(1, dtype=torch.int64, device=args.device), False)
+        add("slot", dtype=torch.int64)
 
 
 # The functions of an iteration, in the order in which they run. Each after `prepare` reads and writes tensors
@@ -220,15 +222,15 @@ class Memory(nn.Module):
 
 
 def prepare(
-    iteration: int, memory: Memory, agent: Agent, streams: list[list[RandomStream]], args: Args
-) -> None:
+    iteration: int, memory: Memory, agent: Agent, streams: list[RandomStream], args: Args
+) -> None:  # fmt: skip
     """What an iteration is given from outside: number, learning rate and all random numbers, each seed's from
     streams of its own."""
     done = (iteration - 1) / (args.total_timesteps // (args.num_envs * args.num_steps))
     memory.learning_rate.fill_(args.learning_rate * (1 - done * args.anneal_lr))
     memory.slot.fill_((iteration - 1) % args.log_every)
-    for s, generators in enumerate([stream.generator for stream in of_seed] for of_seed in streams):
-        action, reset, order = generators
+    for s in range(len(args.seeds)):
+        action, reset, order = (stream.generator for stream in streams[3 * s : 3 * s + 3])
         if agent.discrete:
             memory.action_noise[s].exponential_(generator=action).log_().neg_()  # Gumbel's distribution
         else:
@@ -245,14 +247,13 @@ def step_lanes(
     """Step every lane of every seed once and write what happened into one row of the rollout. The environment
     knows of lanes alone: those of seed s begin at s * num_envs."""
     noise, reset_noise, obs, obs_after, next_obs, action, reward, terminated, truncated = row
-    action.copy_(torch.func.vmap(partial(call, "sample", agent))(parameters, obs, noise))
-    happened = env.advance(action.flatten(0, 1))
+    action.copy_(call_all("sample", agent, parameters, obs, noise))
+    happened = env.step(action.flatten(0, 1), reset_noise.flatten(0, 1))
     for buffer, new in zip((next_obs, reward, terminated, truncated), happened, strict=True):
         buffer.copy_(new.view_as(buffer))
-    done = terminated | truncated
-    env.reset_lanes(done.flatten(), reset_noise.flatten(0, 1))
     obs_after.copy_(env.obs().view_as(obs_after))
 
+    done = terminated | truncated
     memory.episodic_return.add_(reward)
     memory.episodic_length.add_(1)
     ended = torch.stack([done, done * memory.episodic_return, done * memory.episodic_length], 1)
@@ -297,14 +298,6 @@ def compute_gae(
 
 
 @torch.no_grad()
-def values_and_log_probs(agent: Agent, parameters: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-    """V of obs and next_obs, (S, 2 T + 1, N), and the log-probabilities of the actions, (S, T, N)."""
-    value, log_prob = (torch.func.vmap(partial(call, m, agent)) for m in ("value", "log_prob_entropy"))
-    values = value(parameters, torch.cat([memory.obs, memory.next_obs], 1))
-    return values, log_prob(parameters, memory.obs[:, :-1], memory.action)[0]
-
-
-@torch.no_grad()
 def estimate_advantages(
     forward: Callable, agent: Agent, parameters: Tensor, scaling: nn.ModuleList, memory: Memory, args: Args
 ) -> None:
@@ -313,7 +306,8 @@ def estimate_advantages(
     if args.norm_reward:
         of_seeds = zip(scaling, reward, terminated | truncated, strict=True)
         reward = torch.stack([scale(paid, done) for scale, paid, done in of_seeds])
-    values, log_prob = forward(agent, parameters, memory)
+    values = forward("value", agent, parameters, torch.cat([memory.obs, memory.next_obs], 1))
+    log_prob, _ = forward("log_prob_entropy", agent, parameters, memory.obs[:, :-1], memory.action)
     value, next_value = values[:, : args.num_steps], values[:, args.num_steps + 1 :]
     at_limit = torch.stack([truncated, torch.where(truncated, next_value, 0.0)], 1)
     memory.at_limit.copy_(at_limit.flatten(2).sum(2))
@@ -370,10 +364,13 @@ def flatten_parameters(*agents: Agent) -> Tensor:
     return flat
 
 
-def minibatch_loss(parameters: Tensor, agent: Agent, rows: Tensor, args: Args) -> tuple[Tensor, Tensor]:
-    """The loss of one seed's packed rows under its `parameters`, (P,); its diagnostics as LOSSES, (6,)."""
+def minibatch_loss(
+    parameters: Tensor, agent: Agent, rows: Tensor, index: Tensor, args: Args
+) -> tuple[Tensor, Tensor]:
+    """The loss of one seed under its `parameters`, (P,), on those of its packed rows that `index` names; its
+    diagnostics as LOSSES, (6,). `train` maps it and its gradient over all seeds."""
     columns = [agent.obs_dim, rows.shape[1] - agent.obs_dim - 4, 1, 1, 1, 1]  # as estimate_advantages packs
-    obs, action, *old = rows.split(columns, 1)
+    obs, action, *old = rows[index].split(columns, 1)
     action = action.squeeze(1).long() if agent.discrete else action
     log_prob, entropy = call("log_prob_entropy", agent, parameters, obs, action)
     now = log_prob, entropy, call("value", agent, parameters, obs)
@@ -381,30 +378,16 @@ def minibatch_loss(parameters: Tensor, agent: Agent, rows: Tensor, args: Args) -
     return loss, torch.stack(list(diagnostics.values())).detach()
 
 
-def minibatch_gradients(
-    agent: Agent, parameters: Tensor, memory: Memory, args: Args
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The loss knows one seed; its gradient is mapped over the stack. Each seed's rows are those that its
-    memory.index names. Returns (gradients (S, P), diagnostics (S, 6))."""
-
-    def one(parameters: Tensor, rows: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        differentiate = torch.func.grad_and_value(minibatch_loss, has_aux=True)
-        gradient, (_, diagnostics) = differentiate(parameters, agent, rows[index], args)
-        return gradient, diagnostics
-
-    return torch.func.vmap(one)(parameters, memory.rows, memory.index)
-
-
 def update_minibatch(
     differentiate: Callable, agent: Agent, parameters: Tensor, memory: Memory, args: Args
 ) -> None:
     """One step of each seed along what `differentiate` gives, by Adam (Kingma and Ba 2015, arXiv:1412.6980,
     algorithm 1) with a clip of its own. Where memory.active is false all stays as it was."""
-    gradient, diagnostics = differentiate(agent, parameters, memory, args)
+    gradient, (_, diagnostics) = differentiate(parameters, agent, memory.rows, memory.index, args)
     memory.epoch_sum.add_(diagnostics)
     if args.max_grad_norm > 0:
-        norm = gradient.norm(dim=1, keepdim=True)
-        gradient = gradient * (args.max_grad_norm / (norm + 1e-6)).clamp(max=1)
+        norm = gradient.norm(dim=1, keepdim=True) + 1e-6
+        gradient = gradient * (args.max_grad_norm / norm).clamp(max=1)
     step = memory.adam_step + 1
     mean = memory.exp_avg.lerp(gradient, 1 - 0.9)
     square = memory.exp_avg_sq.lerp(gradient.square(), 1 - 0.999)
@@ -434,7 +417,7 @@ def end_iteration(parameters: Tensor, memory: Memory) -> None:
     finite = torch.stack([tensor.isfinite().all(1) for tensor in held], 1)
     alone = memory.explained_variance, memory.learning_rate, finite
     row = torch.cat([memory.ended, memory.at_limit, memory.losses, *alone], 1)
-    memory.metrics.index_copy_(1, memory.slot, row.unsqueeze(1))
+    memory.metrics.index_copy_(1, memory.slot[:1], row.unsqueeze(1))
 
 
 def capture(function: Callable[[], None], device: str) -> Callable[[], None]:
@@ -451,10 +434,12 @@ def read_metrics(memory: Memory, iterations: range, args: Args) -> tuple[dict, d
     """Fetch the metrics of these iterations, at most log_every, from the device: the only wait for it.
     Returns {seed: its lines, while all was finite} and {seed: why it ends} where something was not."""
     lines, ends = {seed: [] for seed in args.seeds}, {}
-    for seed, alive, table in zip(args.seeds, memory.alive.tolist(), memory.metrics.tolist(), strict=True):
-        for iteration in iterations if alive[0] else ():
+    tables = zip(args.seeds, memory.alive, memory.metrics.tolist(), strict=True)
+    for seed, alive, table in tables:
+        for iteration in iterations if alive else ():
             row = dict(zip(METRICS, table[(iteration - 1) % args.log_every], strict=True))
             if broken := [name for name in FINITE if not row.pop(name)]:
+                alive.fill_(False)  # from here on nothing moves its weights
                 ends[seed] = f"iteration {iteration}: the {broken[0].removeprefix('finite_')} is not finite"
                 break
             episodes, returns, lengths, limits, limit_values = map(row.pop, (*ENDED, *AT_LIMIT))
@@ -503,26 +488,27 @@ def train(args: Args) -> list[Agent]:
     env = make_batched_env(args.env_id, S * N, args.device)
     memory = Memory(agent, env, parameters.shape[1], args)
     scaling = nn.ModuleList(RewardScaling(N, args.gamma) for _ in args.seeds).to(args.device)
-    names = ("action", "reset", "minibatch")
-    streams = [[RandomStream(seed, name, args.device) for name in names] for seed in args.seeds]
-    for noise, (_, reset, _) in zip(memory.reset_noise, streams, strict=True):
-        noise[0].uniform_(generator=reset.generator)
+    names = [(seed, name) for seed in args.seeds for name in ("action", "reset", "minibatch")]
+    streams = [RandomStream(seed, name, args.device) for seed, name in names]
+    for noise, stream in zip(memory.reset_noise, streams[1::3], strict=True):
+        noise[0].uniform_(generator=stream.generator)
     env.reset(memory.reset_noise[:, 0].flatten(0, 1))
 
     num_iterations = args.total_timesteps // (args.num_steps * N)
     fuse = partial(torch.compile, options=COMPILE_OPTIONS) if args.compile else lambda function: function
+    gradients = torch.func.grad_and_value(minibatch_loss, has_aux=True)
+    gradients = torch.func.vmap(gradients, in_dims=(0, None, 0, 0, None))  # of all seeds
     functions = [
         partial(collect_rollout, fuse(step_lanes), agent, parameters, env, memory, args),
-        partial(estimate_advantages, fuse(values_and_log_probs), agent, parameters, scaling, memory, args),
-        partial(update_minibatch, fuse(minibatch_gradients), agent, parameters, memory, args),
+        partial(estimate_advantages, fuse(call_all), agent, parameters, scaling, memory, args),
+        partial(update_minibatch, fuse(gradients), agent, parameters, memory, args),
         partial(end_epoch, memory, args),
         partial(end_iteration, parameters, memory),
     ]
 
     # All that a resumed run needs to end in the same bytes as one that was never cut.
     state = {"agents": agents, "memory": memory, "reward_scaling": scaling, "env": env}
-    for seed, of_seed in zip(args.seeds, streams, strict=True):
-        state |= {f"{name}_{seed}": stream for name, stream in zip(names, of_seed, strict=True)}
+    state |= {f"{name}_{seed}": stream for (seed, name), stream in zip(names, streams, strict=True)}
     first_iteration = 1  # unless resumed
     run = SeedRuns(SCRIPT, args, num_parameters=parameters.numel())
     first_iteration = run.restore(state)
@@ -549,9 +535,6 @@ def train(args: Args) -> list[Agent]:
 
         if iteration % args.log_every == 0 or iteration == num_iterations or run.due(iteration):
             lines, ends = read_metrics(memory, range(unread, iteration + 1), args)
-            for s in map(args.seeds.index, ends):  # nothing moves its weights, 0 from here on
-                for tensor in (memory.alive, memory.exp_avg, memory.exp_avg_sq, memory.losses, parameters):
-                    tensor[s] = 0
             unread = iteration + 1
             run.log_seeds(lines, ends)
         run.save(iteration, state)
