@@ -6,7 +6,6 @@ by side cost less than four runs. The idea to take away: write the loss of one n
 nothing is ever summed, so that each seed learns what it would have learned alone in `ppo_gpu_batched.py`.
 
     python -m variants.ppo_seeds --seeds 0 1 2 3               # run it: CartPole-v1, four times
-    python -m variants.ppo_seeds --seeds 0 1 2 3 --compile     # the same, compiled first
     python -m variants.ppo_seeds --no-clip-ratio               # ablate it
     python -m variants.ppo_seeds --resume runs/NAME            # go on after Ctrl-C, to the same bytes
     python -m variants.ppo_seeds --eval-only runs/NAME/seed0   # play the saved policy of one seed
@@ -26,7 +25,7 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from common.cli import check, check_ranges, command_line, load_checkpoint, parse_args
-from common.envs import FlatEnv, RewardScaling, make_env
+from common.envs import FlatEnv, make_env
 from common.envs.batched import BATCHED_ENVS, BatchedEnv, make_batched_env
 from common.metrics import report_evaluation
 from common.process import restores_process
@@ -64,7 +63,6 @@ class Args:
     max_grad_norm: float = 0.5  # gradient-norm clip of each seed; 0: off
     target_kl: float | None = None  # mask a seed's further epochs once its approx_kl passes it
     hidden_dim: int = 64  # width of both hidden layers
-    norm_reward: bool = False  # rewards (and so V) divided by the running std of the discounted return
     device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")  # of it all
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)  # on the CPU; the bytes depend on it
     cuda_graph: bool = True  # replay each iteration as CUDA graphs, where the device is CUDA
@@ -109,8 +107,7 @@ def categorical_entropy(logits: Tensor) -> Tensor:
 
 
 class Agent(nn.Module):
-    """Actor and critic of one seed: obs_dim -> hidden -> hidden -> action_dim, and -> 1. The actor's outputs
-    are logits, or the mean of a Gaussian whose standard deviation does not depend on the observation."""
+    """Actor and critic of one seed. The actor's outputs are logits, or the mean of a Gaussian."""
 
     def __init__(self, env: FlatEnv, args: Args) -> None:
         super().__init__()
@@ -122,7 +119,6 @@ class Agent(nn.Module):
             return [first, nn.Tanh(), second, nn.Tanh()]
 
         actor_trunk, critic_trunk = trunk(), trunk()
-        # The small gain makes the first policy nearly the same in every state.
         self.actor = nn.Sequential(*actor_trunk, layer_init(nn.Linear(width, env.action_dim), 0.01))
         self.critic = nn.Sequential(*critic_trunk, layer_init(nn.Linear(width, 1), 1.0))
         self.discrete = isinstance(env.action_space, Discrete)
@@ -189,26 +185,21 @@ class Memory(nn.Module):
                 tensor = torch.zeros((S, *shape), dtype=dtype, device=args.device)
                 self.register_buffer(name, tensor, saved)
 
-        # What happened, row by row of time.
         add("obs", shape=(T + 1, N, env.obs_dim))
         add("next_obs", shape=(T, N, env.obs_dim))
         add("action", shape=(T, N, *action_shape), dtype=torch.int64 if agent.discrete else None)
         add("reward", shape=(T, N))
         add("terminated", "truncated", shape=(T, N), dtype=torch.bool)
         add("episodic_return", "episodic_length", shape=(N,), saved=True)
-        # All random numbers of an iteration, drawn before it.
         add("action_noise", shape=(T, N, agent.action_dim))
         add("reset_noise", shape=(T, N, env.reset_noise_dim))
         add("order", shape=(args.update_epochs, args.num_minibatches, minibatch), dtype=torch.int64)
-        # The update.
         add("rows", shape=(T * N, env.obs_dim + math.prod(action_shape) + 4))
         add("index", shape=(minibatch,), dtype=torch.int64)
-        add("active", shape=(1,), dtype=torch.bool)
-        add("alive", shape=(1,), dtype=torch.bool, saved=True)
+        add("active", "alive", shape=(1,), dtype=torch.bool, saved=True)
         self.alive.fill_(True)
         add("learning_rate", "adam_step", shape=(1,), saved=True)
         add("exp_avg", "exp_avg_sq", shape=(num_parameters,), saved=True)
-        # What is measured.
         add("ended", shape=(len(ENDED),))
         add("at_limit", shape=(len(AT_LIMIT),))
         add("losses", "epoch_sum", shape=(len(LOSSES),))
@@ -221,11 +212,8 @@ class Memory(nn.Module):
 # in place and decides nothing by the value of one, so that a CUDA graph replays it exactly.
 
 
-def prepare(
-    iteration: int, memory: Memory, agent: Agent, streams: list[RandomStream], args: Args
-) -> None:  # fmt: skip
-    """What an iteration is given from outside: number, learning rate and all random numbers, each seed's from
-    streams of its own."""
+def prepare(iteration: int, memory: Memory, agent: Agent, streams: list[RandomStream], args: Args) -> None:
+    """An iteration's number, learning rate and random numbers, each seed's from streams of its own."""
     done = (iteration - 1) / (args.total_timesteps // (args.num_envs * args.num_steps))
     memory.learning_rate.fill_(args.learning_rate * (1 - done * args.anneal_lr))
     memory.slot.fill_((iteration - 1) % args.log_every)
@@ -241,9 +229,7 @@ def prepare(
 
 
 @torch.no_grad()
-def step_lanes(
-    agent: Agent, parameters: Tensor, env: BatchedEnv, memory: Memory, args: Args, *row: Tensor
-) -> None:
+def step_lanes(agent: Agent, parameters: Tensor, env: BatchedEnv, memory: Memory, *row: Tensor) -> None:
     """Step every lane of every seed once and write what happened into one row of the rollout. The environment
     knows of lanes alone: those of seed s begin at s * num_envs."""
     noise, reset_noise, obs, obs_after, next_obs, action, reward, terminated, truncated = row
@@ -252,7 +238,6 @@ def step_lanes(
     for buffer, new in zip((next_obs, reward, terminated, truncated), happened, strict=True):
         buffer.copy_(new.view_as(buffer))
     obs_after.copy_(env.obs().view_as(obs_after))
-
     done = terminated | truncated
     memory.episodic_return.add_(reward)
     memory.episodic_length.add_(1)
@@ -263,7 +248,7 @@ def step_lanes(
 
 
 def collect_rollout(
-    step: Callable, agent: Agent, parameters: Tensor, env: BatchedEnv, memory: Memory, args: Args
+    step: Callable, agent: Agent, parameters: Tensor, env: BatchedEnv, memory: Memory
 ) -> None:
     """`step` every lane num_steps times, with noise that is drawn already."""
     memory.ended.zero_()
@@ -274,7 +259,7 @@ def collect_rollout(
         memory.action, memory.reward, memory.terminated, memory.truncated,
     )  # fmt: skip
     for row in zip(*(tensor.unbind(1) for tensor in over_time), strict=True):
-        step(agent, parameters, env, memory, args, *row)
+        step(agent, parameters, env, memory, *row)
 
 
 def compute_gae(
@@ -299,13 +284,10 @@ def compute_gae(
 
 @torch.no_grad()
 def estimate_advantages(
-    forward: Callable, agent: Agent, parameters: Tensor, scaling: nn.ModuleList, memory: Memory, args: Args
+    forward: Callable, agent: Agent, parameters: Tensor, memory: Memory, args: Args
 ) -> None:
     """`forward` over the rollout, advantages from it, and all packed into one row for each step."""
     reward, terminated, truncated = memory.reward, memory.terminated, memory.truncated
-    if args.norm_reward:
-        of_seeds = zip(scaling, reward, terminated | truncated, strict=True)
-        reward = torch.stack([scale(paid, done) for scale, paid, done in of_seeds])
     values = forward("value", agent, parameters, torch.cat([memory.obs, memory.next_obs], 1))
     log_prob, _ = forward("log_prob_entropy", agent, parameters, memory.obs[:, :-1], memory.action)
     value, next_value = values[:, : args.num_steps], values[:, args.num_steps + 1 :]
@@ -319,8 +301,8 @@ def estimate_advantages(
     explained = 1 - residual / returns.flatten(1).var(1, correction=0)
     memory.explained_variance.copy_(explained.unsqueeze(1))
     scalars = torch.stack([log_prob, value, advantages, returns], -1)
-    actions = memory.action.reshape(*reward.shape, -1)
-    memory.rows.copy_(torch.cat([memory.obs[:, :-1], actions, scalars], -1).flatten(1, 2))
+    columns = [memory.obs[:, :-1], memory.action.reshape(*reward.shape, -1), scalars]
+    memory.rows.copy_(torch.cat(columns, -1).flatten(1, 2))
 
 
 def ppo_loss(
@@ -364,9 +346,7 @@ def flatten_parameters(*agents: Agent) -> Tensor:
     return flat
 
 
-def minibatch_loss(
-    parameters: Tensor, agent: Agent, rows: Tensor, index: Tensor, args: Args
-) -> tuple[Tensor, Tensor]:
+def minibatch_loss(parameters: Tensor, agent: Agent, rows: Tensor, index: Tensor, args: Args) -> tuple:
     """The loss of one seed under its `parameters`, (P,), on those of its packed rows that `index` names; its
     diagnostics as LOSSES, (6,). `train` maps it and its gradient over all seeds."""
     columns = [agent.obs_dim, rows.shape[1] - agent.obs_dim - 4, 1, 1, 1, 1]  # as estimate_advantages packs
@@ -406,8 +386,7 @@ def end_epoch(memory: Memory, args: Args) -> None:
     memory.losses.copy_(torch.where(memory.active, means, memory.losses))
     memory.epoch_sum.zero_()
     if args.target_kl is not None:
-        approx_kl = memory.losses[:, LOSSES.index("approx_kl"), None]
-        memory.active.logical_and_(approx_kl <= args.target_kl)
+        memory.active.logical_and_(memory.losses[:, LOSSES.index("approx_kl"), None] <= args.target_kl)
 
 
 @torch.no_grad()
@@ -434,8 +413,7 @@ def read_metrics(memory: Memory, iterations: range, args: Args) -> tuple[dict, d
     """Fetch the metrics of these iterations, at most log_every, from the device: the only wait for it.
     Returns {seed: its lines, while all was finite} and {seed: why it ends} where something was not."""
     lines, ends = {seed: [] for seed in args.seeds}, {}
-    tables = zip(args.seeds, memory.alive, memory.metrics.tolist(), strict=True)
-    for seed, alive, table in tables:
+    for seed, alive, table in zip(args.seeds, memory.alive, memory.metrics.tolist(), strict=True):
         for iteration in iterations if alive else ():
             row = dict(zip(METRICS, table[(iteration - 1) % args.log_every], strict=True))
             if broken := [name for name in FINITE if not row.pop(name)]:
@@ -459,8 +437,7 @@ def check_args(args: Args) -> None:
     """Raise Refusal, before anything has started, for settings that cannot work."""
     check_ranges(args)
     fit = list(dict.fromkeys(seed for seed in args.seeds if seed >= 0)) or [0]
-    words = " ".join(map(str, fit))
-    check(fit == args.seeds, f"--seeds takes different numbers of 0 or more: give --seeds {words}")
+    check(fit == args.seeds, f"--seeds takes different numbers of 0 or more: give {' '.join(map(str, fit))}")
     known = ", ".join(BATCHED_ENVS)
     check(args.env_id in BATCHED_ENVS, f"--env-id {args.env_id} has no batched form: choose one of {known}")
     rows, minibatches = args.num_envs * args.num_steps, args.num_minibatches
@@ -487,7 +464,6 @@ def train(args: Args) -> list[Agent]:
     agent, parameters = agents[0], flatten_parameters(*agents)
     env = make_batched_env(args.env_id, S * N, args.device)
     memory = Memory(agent, env, parameters.shape[1], args)
-    scaling = nn.ModuleList(RewardScaling(N, args.gamma) for _ in args.seeds).to(args.device)
     names = [(seed, name) for seed in args.seeds for name in ("action", "reset", "minibatch")]
     streams = [RandomStream(seed, name, args.device) for seed, name in names]
     for noise, stream in zip(memory.reset_noise, streams[1::3], strict=True):
@@ -499,17 +475,16 @@ def train(args: Args) -> list[Agent]:
     gradients = torch.func.grad_and_value(minibatch_loss, has_aux=True)
     gradients = torch.func.vmap(gradients, in_dims=(0, None, 0, 0, None))  # of all seeds
     functions = [
-        partial(collect_rollout, fuse(step_lanes), agent, parameters, env, memory, args),
-        partial(estimate_advantages, fuse(call_all), agent, parameters, scaling, memory, args),
+        partial(collect_rollout, fuse(step_lanes), agent, parameters, env, memory),
+        partial(estimate_advantages, fuse(call_all), agent, parameters, memory, args),
         partial(update_minibatch, fuse(gradients), agent, parameters, memory, args),
         partial(end_epoch, memory, args),
         partial(end_iteration, parameters, memory),
     ]
 
     # All that a resumed run needs to end in the same bytes as one that was never cut.
-    state = {"agents": agents, "memory": memory, "reward_scaling": scaling, "env": env}
+    state = {"agents": agents, "memory": memory, "env": env}
     state |= {f"{name}_{seed}": stream for (seed, name), stream in zip(names, streams, strict=True)}
-    first_iteration = 1  # unless resumed
     run = SeedRuns(SCRIPT, args, num_parameters=parameters.numel())
     first_iteration = run.restore(state)
     captured, unread = False, first_iteration
@@ -525,7 +500,6 @@ def train(args: Args) -> list[Agent]:
                 update()
             finish_epoch()
         finish()
-
         if iteration == first_iteration and args.cuda_graph:  # it ran eagerly: the warm-up
             try:
                 functions = [capture(function, args.device) for function in functions]
