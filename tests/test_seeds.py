@@ -79,6 +79,20 @@ def fresh(size, seed):
         return ppo_gpu_batched.Agent(script.make_env(args.env_id), args)
 
 
+def test_target_kl_masks_each_seed_by_itself(tmp_path):
+    """One seed skips two epochs and the other none, by Adam's count of steps, as each does alone. Fails with
+    the mean of the seeds' KL compared to --target-kl, and with the mask left on."""
+    size = {**SMALL, "target_kl": 3e-4, "update_epochs": 3, "total_timesteps": 4 * 128}
+    train(tmp_path / "all", seeds=(5, 3), **size)
+    steps = load(tmp_path / "all")["state"]["memory"]["adam_step"].flatten().tolist()
+    alone = []
+    for seed in (5, 3):
+        out = tmp_path / str(seed)
+        ppo_gpu_batched.train(ppo_gpu_batched.Args(**size, seed=seed, out=str(out)))
+        alone.append(load(out)["state"]["memory"]["adam_step"].item())
+    assert steps == alone and alone[0] != alone[1]
+
+
 @pytest.mark.parametrize("flags", CASES.values(), ids=CASES)
 def test_a_seed_is_the_same_bytes_in_any_company(tmp_path, flags):
     """In another row, beside other seeds: its checkpoint and its metrics. Fails with one stream for all

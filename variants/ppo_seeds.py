@@ -471,7 +471,7 @@ def train(args: Args) -> list[Agent]:
     env.reset(memory.reset_noise[:, 0].flatten(0, 1))
 
     num_iterations = args.total_timesteps // (args.num_steps * N)
-    fuse = partial(torch.compile, options=COMPILE_OPTIONS) if args.compile else lambda function: function
+    fuse = partial(torch.compile, dynamic=False, options=COMPILE_OPTIONS) if args.compile else lambda f: f
     gradients = torch.func.grad_and_value(minibatch_loss, has_aux=True)
     gradients = torch.func.vmap(gradients, in_dims=(0, None, 0, 0, None))  # of all seeds
     functions = [
