@@ -91,12 +91,18 @@ def start(script: str) -> list[str]:
     return [*(["torchrun", "--nproc-per-node", many] if many else ["python"]), "-m", f"variants.{script}"]
 
 
+def seed_name(args: Any) -> str:
+    """What a run trains, in words: one seed, as "seed 3", or several, as "4 seeds"."""
+    seeds = getattr(args, "seeds", None)
+    return f"seed {args.seed}" if seeds is None else f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
+
+
 def command(script: str, args: Any, **changes: Any) -> str:
-    """The command line of `args` with `changes`: the seed, and every training flag off its default."""
-    defaults = training_args(type(args)())
-    words = [*start(script), "--seed", str(args.seed)]
+    """The command line of `args` with `changes`: its seeds, and every training flag off its default."""
+    defaults, seeds = training_args(type(args)()), getattr(args, "seeds", None)
+    words = start(script) + (["--seed", str(args.seed)] if seeds is None else ["--seeds", *map(str, seeds)])
     for name, value in {**training_args(args), **changes}.items():
-        if name == "seed" or value == defaults[name]:
+        if name in ("seed", "seeds") or value == defaults[name]:
             continue
         if isinstance(value, bool):
             words.append(flag_name(name) if value else flag_name(name).replace("--", "--no-", 1))
@@ -147,6 +153,9 @@ def read_checkpoint(folder: str | Path, script: str | None, flag: str) -> dict[s
     check(
         script in (owner, None), f"{flag} {folder} is a run of {script_file(owner)}: use that script for it"
     )
+    seeds = checkpoint.get("args", {}).get("seeds")
+    one = seeds and Path(folder) / f"seed{seeds[0]}"
+    check(seeds is None or flag == "--resume", f"{flag} {folder} holds several seeds, each a run: give {one}")
     return checkpoint
 
 

@@ -42,8 +42,14 @@ def find_runs(patterns: list[str]) -> list[Path]:
         for path in map(Path, sorted(glob.glob(pattern)) or [pattern]):
             here = [path] if (path / "metrics.jsonl").exists() else sorted(path.glob("*/metrics.jsonl"))
             for run in (p if p.is_dir() else p.parent for p in here):
-                found.setdefault(run.resolve(), run)
+                for one in seeds_of(run):
+                    found.setdefault(one.resolve(), one)
     return list(found.values())
+
+
+def seeds_of(run: Path) -> list[Path]:
+    """The folders of a run's seeds where it trained several at once; else the run's own."""
+    return sorted(path.parent for path in run.glob("seed*/metrics.jsonl")) or [run]
 
 
 def read_run(folder: Path) -> Finished | None:
@@ -172,12 +178,13 @@ def write_overlay(path: Path, title: str, groups: dict[str, list[list[dict]]]) -
     in_time(complete, stream)
 
 
-def overlay(groups: dict[str, list[Finished]], path: Path) -> bool:
-    """Record the groups' curves at `path`; says how to watch them, or why there is no recording."""
-    curves = {name: [read_metrics(run.folder) for run in runs] for name, runs in groups.items()}
+def overlay(groups: dict[str, list[Path]], path: Path, title: str) -> bool:
+    """Record the curves of groups of run folders at `path`; says how to watch them, or why there is no
+    recording."""
+    curves = {name: [read_metrics(folder) for folder in folders] for name, folders in groups.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_overlay(path, "compare " + path.stem.removeprefix("compare_"), curves)
+        write_overlay(path, title, curves)
     except ImportError:
         print("no overlay: rerun is not installed (pip install rerun-sdk)", file=sys.stderr)
         return False
@@ -217,7 +224,9 @@ def main(argv: list[str] | None = None) -> int:
             lines = read_metrics(path)
             print(f"{UNFINISHED}: {path}, {lines[-1]['global_step'] if lines else 0:,} steps so far")
     if groups and not args.no_rerun:
-        written = overlay(groups, Path(args.out) if args.out else fresh_file())
+        path = Path(args.out) if args.out else fresh_file()
+        curves = {name: [run.folder for run in members] for name, members in groups.items()}
+        written = overlay(curves, path, "compare " + path.stem.removeprefix("compare_"))
         return 0 if written or args.out is None else 1
     return 0
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from common.cli import seed_name
 from common.envs.cartpole import REFERENCE_RETURNS
 
 CONSOLE_ROWS = 10  # a run's progress table has about this many rows,
@@ -29,7 +30,7 @@ def header(script: str, args: Any, num_parameters: int) -> str:
     threads, rows = torch.get_num_threads(), args.num_envs * args.num_steps
     iterations = args.total_timesteps // rows
     lines = [
-        f"{script}  {args.env_id}  seed {args.seed}  {args.device}, "
+        f"{script}  {args.env_id}  {seed_name(args)}  {args.device}, "
         f"{threads} thread{'s' * (threads > 1)}  {num_parameters:,} parameters",
         f"{args.num_envs} envs x {args.num_steps} steps = {rows:,} a rollout, "
         f"{iterations:,} iterations ({iterations * rows:,} steps)",

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from common.cli import Refusal, check
+from common.cli import Refusal, check, seed_name
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -88,7 +88,7 @@ def new_folder(script: str, args: Any) -> Path:
         check(not taken, f"--out {folder} holds a run already: {other}")
         return folder
     env = re.sub(r"[^\w.-]+", "-", args.env_id)
-    name = f"{script}_{env}_seed{args.seed}_{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{script}_{env}_{seed_name(args).replace(' ', '')}_{time.strftime('%Y%m%d-%H%M%S')}"
     for suffix in ["", *(f"-{n}" for n in range(2, 1000))]:
         folder = Path("runs") / (name + suffix)
         try:

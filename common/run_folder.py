@@ -22,7 +22,7 @@ from common.console import ProgressTable, evaluation_line, header, say
 from common.files import finite_or_none, new_folder, write_atomically, write_checkpoint, write_json
 from common.metrics import evaluation_summary, read_metrics, read_summary, train_summary
 from common.process import on_failure
-from common.recording import open_recording
+from common.recording import Recording, open_recording
 from common.rerun_io import watch_command
 
 
@@ -63,10 +63,7 @@ class Run:
         if self.checkpoint:
             done = f"{self.folder} has done {first:,} of {self.num_iterations:,} iterations"
             say(f"{done}, {'and is finished: --total-timesteps extends it' if self.finished else 'going on'}")
-        if args.rerun:
-            title, steps = f"{script} {args.env_id} seed {args.seed}", self.num_iterations * self.batch_size
-            recording = self.folder / "recording.rrd"
-            self.recording = open_recording(recording, title, steps, self.lines, say, args.watch)
+        self.recording = self._open_recording() if args.rerun else None
         self.table, self.shown = ProgressTable(self.num_iterations, first), len(self.lines)
         self.first_step = first * self.batch_size
         self.seconds_before = self.lines[-1]["seconds"] if self.lines else 0.0
@@ -86,6 +83,11 @@ class Run:
             f"--resume {self.args.resume}: its metrics.jsonl does not reach its checkpoint; start a new run",
         )
         return checkpoint
+
+    def _open_recording(self) -> Recording | None:
+        title = f"{self.script} {self.args.env_id} seed {self.args.seed}"
+        path, steps = self.folder / "recording.rrd", self.num_iterations * self.batch_size
+        return open_recording(path, title, steps, self.lines, say, self.args.watch)
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[Path]:
@@ -199,22 +201,27 @@ class Run:
             self._write_summary(None)
 
     def _write_summary(self, returns: list[float] | None) -> None:
-        last = self.lines[-1] if self.lines else {"global_step": 0, "iteration": 0, "seconds": 0.0}
-        content = {
+        content = self._summary(cli.training_args(self.args), self.lines, returns)
+        with self._writing("summary.json") as path:
+            write_json(path, content)
+
+    def _summary(
+        self, args: dict[str, Any], lines: list[dict[str, Any]], returns: list[float] | None
+    ) -> dict[str, Any]:
+        last = lines[-1] if lines else {"global_step": 0, "iteration": 0, "seconds": 0.0}
+        return {
             "script": self.script,
             "env_id": self.args.env_id,
-            "seed": self.args.seed,
-            "args": cli.training_args(self.args),
+            "seed": args.get("seed"),
+            "args": args,
             "global_step": last["global_step"],
             "iterations": last["iteration"],
             **evaluation_summary(returns),
-            **train_summary(self.lines),
+            **train_summary(lines),
             "train_seconds": last["seconds"],
-            "sps": round(last["global_step"] / last["seconds"]) if self.lines else None,
+            "sps": round(last["global_step"] / last["seconds"]) if lines else None,
             **self.more,
         }
-        with self._writing("summary.json") as path:
-            write_json(path, content)
 
     def report(self, returns: list[float], stopped: int) -> None:
         """Add the evaluation to summary.json, and say what came of the run and what to do next."""

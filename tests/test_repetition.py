@@ -85,6 +85,19 @@ OWN = {
         "train": "shows the first frames",
         "evaluate": "stacks frames",
     },
+    "variants.ppo_seeds": {
+        "Args": "several seeds for one; no schedules of clip or entropy, no normalisation, no shared trunk",
+        "Agent": "a `forward` that calls any method by name, for `functional_call`",
+        "Memory": "an axis of seeds in front of everything",
+        "step_lanes, collect_rollout": "sample by all agents, and fold seeds into lanes for the environment",
+        "estimate_advantages": "folds seeds into lanes for `compute_gae`",
+        "flatten_parameters": "makes one row for each agent",
+        "minibatch_loss": "takes one vector of parameters, so that `torch.func.vmap` can map it over a stack",
+        "update_minibatch, end_epoch, end_iteration": "clip, step, mask and measure each seed by itself",
+        "read_metrics": "reads each seed's lines, and ends a seed that is no longer finite",
+        "check_args": "asks for seeds that differ",
+        "train": "builds an agent and three streams for each seed, and maps the gradient over the agents",
+    },
 }
 ORDER: dict[str, str] = {}
 

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from common.metrics import read_metrics, read_summary
+from common.metrics import interquartile_mean, read_metrics, read_summary
 from tests.benchmarks.motion import motion
 
 ROOT = Path(__file__).parent.parent.parent
@@ -282,14 +282,6 @@ def setting(command: str, field: str) -> Any:
     default = getattr(importlib.import_module(script[-1].removesuffix(".py")).Args(), field)
     flag = "--" + field.replace("_", "-")
     return type(default)(flags[flags.index(flag) + 1]) if flag in flags else default
-
-
-def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """The mean of the middle half: float[..., n] -> float[...]. Between samples it weighs the border ones in
-    part."""
-    n = scores.shape[-1]
-    inside = np.clip(np.minimum(np.arange(1, n + 1) - n / 4, 3 * n / 4 - np.arange(n)), 0, 1)
-    return (np.sort(scores) * inside).sum(-1) / inside.sum()
 
 
 def bootstrap_interval(scores: np.ndarray, draws: int = 10_000) -> tuple[float, float]:
