@@ -93,7 +93,7 @@ class Plain:
         return [*obs[self.f.words :]][: self.f.privileged]
 
     def step(self, obs, action):
-        self.actions.append(np.clip(action, self.f.low, self.f.high).tolist())
+        self.actions.append(np.clip(action, self.f.low.numpy(), self.f.high.numpy()).tolist())
         self.frames = [self.frame(obs), *self.frames][: self.f.stack]
         self.told = [self.rest(obs), *self.told][: self.f.stack]
 
