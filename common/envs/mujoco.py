@@ -41,7 +41,9 @@ class BatchedMujoco(BatchedEnv):
         self, num_envs: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64
     ) -> None:
         self.model = mujoco.MjModel.from_xml_path(str(ASSETS / self.file))
-        nq, nv, nu = self.model.nq, self.model.nv, self.model.nu
+        # As plain numbers: what is asked of the model itself torch.compile cannot see into.
+        self.nq, self.nv = nq, nv = int(self.model.nq), int(self.model.nv)
+        nu = self.model.nu
         self.state_dim = self.reset_noise_dim = nq + nv
         self.single_observation_space = spaces.Box(-np.inf, np.inf, (nq - 1 + nv,), np.float64)
         low, high = self.model.actuator_ctrlrange.T.astype(np.float32)
@@ -59,7 +61,7 @@ class BatchedMujoco(BatchedEnv):
         return new_state, *self.score(state, new_state, action)
 
     def observe(self, state: Tensor) -> Tensor:
-        qpos, qvel = state.split([self.model.nq, self.model.nv], 1)
+        qpos, qvel = state.split([self.nq, self.nv], 1)
         if self.velocity_bound is not None:
             qvel = qvel.clamp(-self.velocity_bound, self.velocity_bound)
         return torch.cat([qpos[:, 1:], qvel], 1).float()
@@ -88,7 +90,7 @@ class BatchedHalfCheetah(BatchedMujoco):
     file, frame_skip = "half_cheetah.xml", 5
 
     def initial_state(self, noise: Tensor) -> Tensor:
-        qpos, qvel = noise.split([self.model.nq, self.model.nv], 1)
+        qpos, qvel = noise.split([self.nq, self.nv], 1)
         normal = torch.special.ndtri(qvel.clamp(1e-7, 1 - 1e-7))  # of uniform numbers
         return self.start + 0.1 * torch.cat([2 * qpos - 1, normal], 1)
 
