@@ -232,12 +232,11 @@ def prepare(iteration: int, memory: Memory, agent: Agent, streams: list[RandomSt
 def step_lanes(agent: Agent, parameters: Tensor, env: BatchedEnv, memory: Memory, *row: Tensor) -> None:
     """Step every lane of every seed once and write what happened into one row of the rollout. The environment
     knows of lanes alone: those of seed s begin at s * num_envs."""
-    noise, reset_noise, obs, obs_after, next_obs, action, reward, terminated, truncated = row
+    obs, noise, reset_noise, next_obs, action, reward, terminated, truncated = row
     action.copy_(call_all("sample", agent, parameters, obs, noise))
     happened = env.step(action.flatten(0, 1), reset_noise.flatten(0, 1))
     for buffer, new in zip((next_obs, reward, terminated, truncated), happened, strict=True):
         buffer.copy_(new.view_as(buffer))
-    obs_after.copy_(env.obs().view_as(obs_after))
     done = terminated | truncated
     memory.episodic_return.add_(reward)
     memory.episodic_length.add_(1)
@@ -253,13 +252,14 @@ def collect_rollout(
     """`step` every lane num_steps times, with noise that is drawn already."""
     memory.ended.zero_()
     memory.active.copy_(memory.alive)
-    memory.obs[:, 0].copy_(env.obs().view_as(memory.obs[:, 0]))
     over_time = (
-        memory.action_noise, memory.reset_noise, memory.obs[:, :-1], memory.obs[:, 1:], memory.next_obs,
-        memory.action, memory.reward, memory.terminated, memory.truncated,
+        memory.obs[:, :-1], memory.action_noise, memory.reset_noise, memory.next_obs, memory.action,
+        memory.reward, memory.terminated, memory.truncated,
     )  # fmt: skip
     for row in zip(*(tensor.unbind(1) for tensor in over_time), strict=True):
+        row[0].copy_(env.obs().view_as(row[0]))  # not in `step`: compiled, it miswrites rows that interleave
         step(agent, parameters, env, memory, *row)
+    memory.obs[:, -1].copy_(env.obs().view_as(memory.obs[:, -1]))
 
 
 def compute_gae(
