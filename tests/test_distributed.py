@@ -8,11 +8,13 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -376,14 +378,83 @@ def test_the_command_line_of_one_process(tmp_path, monkeypatch, capsys):
 # torchrun itself
 
 
+@pytest.mark.slow
 def test_torchrun(ranks, tmp_path):
-    """Starts, trains, evaluates and writes the bytes that the ranks of the other tests write; no thread of
-    torch's outlives a run, to end the process with an error. Fails without torch.distributed.nn imported
-    before a group is made."""
-    args = small(script, tmp_path / "run")
-    process = torchrun(2, words(args))
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, "Traceback" in err) == (0, False), err
+    """Starts, trains, evaluates and writes the bytes that the ranks of the other tests write; refuses once.
+    Fails with each rank reading the command line for itself."""
+    out, err = torchrun(2, words(small(script, tmp_path / "run"))).communicate(timeout=120)
+    assert "Traceback" not in err and "FAILED" not in err, err
     assert out.count("ppo_distributed  ") == out.count("evaluation ") == 1
     ranks.run(2, small(script, tmp_path / "again"), tmp_path / "logs")
     assert checkpoint_bytes(tmp_path / "run") == checkpoint_bytes(tmp_path / "again")
+    process = torchrun(2, ["--num-envs", "0"])
+    out, err = process.communicate(timeout=120)
+    assert process.returncode != 0 and out == ""
+    assert err.count("--num-envs 0 cannot be: it takes 1 or more\n") == 1
+
+
+def begun(folder):
+    """Wait until the run has done some iterations."""
+    for _ in range(600):
+        if folder.exists() and len(metrics(folder)) > 5:
+            return
+        time.sleep(0.1)
+    raise AssertionError("no iteration in a minute")
+
+
+LONG = {"total_timesteps": 10**4 * 64, "num_envs": 4, "checkpoint_every": 1000, "eval_episodes": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_to_torchrun_stops_all(tmp_path, number):
+    """Within 30 s, saved. Fails with handlers on rank 0 alone, which the others' end cuts off."""
+    args = small(script, tmp_path / "run", **LONG)
+    process = torchrun(2, words(args))
+    begun(tmp_path / "run")
+    process.send_signal(number)
+    began = time.time()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode != 0 and time.time() - began < 30
+    assert "saved " in out and "resume   torchrun --nproc-per-node 2" in out, err
+    assert "another rank is gone" not in err and "terminate called" not in err
+    assert load(tmp_path / "run")["iteration"] == len(metrics(tmp_path / "run")) > 0
+
+
+@pytest.mark.slow
+def test_torchrun_names_the_rank_that_was_killed(tmp_path):
+    """Within 30 s; the checkpoint stays. Fails with torch.distributed's own timeout and a rank that hangs."""
+    args = small(script, tmp_path / "run", **{**LONG, "checkpoint_every": 5})
+    process = torchrun(2, words(args))
+    begun(tmp_path / "run")
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ranks = [pid for pid in workers if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
+    os.kill(int(ranks[0]), signal.SIGKILL)
+    began = time.time()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode != 0 and time.time() - began < 30
+    root_cause = err[err.index("Root Cause") :]
+    assert re.search(r"rank +: 1 ", root_cause) and "SIGKILL" in root_cause
+    assert load(tmp_path / "run")["iteration"] % 5 == 0
+
+
+THREADS = """
+import sys, tests.run_envs, variants.ppo_distributed as script
+from pathlib import Path
+script.train(eval(sys.argv[1], {"Args": script.Args}))
+print(sorted(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="where the threads are is Linux's")
+def test_no_thread_of_the_group_outlives_it(tmp_path):
+    """Such a one, at Python's end, can abort the process, after which torchrun ends the others. Fails without
+    torch.distributed.nn imported before a group is made."""
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS, repr(small(script, tmp_path))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "python" in done.stderr and "gloo" not in done.stderr
