@@ -205,8 +205,7 @@ for name, recipe in {
 RECIPES["robot hopper"] = Recipe(
     f"{ROBOT} --env-id Hopper-v5 --total-timesteps 500000 --num-envs 64 --num-steps 64 --norm-obs "
     "--learning-rate 5e-4 --gae-lambda 0.95",
-    3,
-    2500,
+    2,
     table="robot",
 )
 RECIPES["raw pendulum"] = Recipe(
