@@ -396,7 +396,7 @@ def test_torchrun(ranks, tmp_path):
 def begun(folder):
     """Wait until the run has done some iterations."""
     for _ in range(600):
-        if folder.exists() and len(metrics(folder)) > 5:
+        if (folder / "metrics.jsonl").exists() and len(metrics(folder)) > 5:
             return
         time.sleep(0.1)
     raise AssertionError("no iteration in a minute")

@@ -299,10 +299,10 @@ def step_lanes(agent: Agent, env: BatchedEnv, memory: Memory, args: Args, *row: 
     change = executed - memory.past[:, 0]
     bend = change - (memory.past[:, 0] - memory.past[:, 1])
     past = torch.cat([executed.unsqueeze(1), memory.past[:, :-1]], 1)
-    row_after, paid, fell, timed_out = env.advance(action)
-    seen = agent.frames.after(obs, row_after, past)
-    sound.copy_((seen.abs() < args.divergence_bound).all(-1) & (paid.abs() < args.divergence_bound))
-    next_obs.copy_(torch.where(sound.unsqueeze(-1), seen, obs))
+    seen, paid, fell, timed_out = env.advance(action)
+    shown = agent.frames.after(obs, seen, past)
+    sound.copy_((shown.abs() < args.divergence_bound).all(-1) & (paid.abs() < args.divergence_bound))
+    next_obs.copy_(torch.where(sound.unsqueeze(-1), shown, obs))
     reward.copy_(torch.where(sound, paid, 0.0))
     terminated.copy_(fell | ~sound)
     truncated.copy_(timed_out)
@@ -635,8 +635,8 @@ def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[li
     env, frames = make_env(args.env_id, stream="eval", render=bool(film)), agent.frames
     scores, stopped = [], 0
     for episode in range(args.eval_episodes):
-        row, _ = env.reset()
-        obs = frames.first(torch.tensor(row[None], device=args.device))
+        seen, _ = env.reset()
+        obs = frames.first(torch.tensor(seen[None], device=args.device))
         past = obs.new_zeros(1, args.action_history, agent.action_dim)
         done = False
         while not done and env.episodic_length < args.eval_max_steps:
@@ -644,11 +644,11 @@ def evaluate(agent: Agent, args: Args, film: Callable | None = None) -> tuple[li
                 film(env)
             with torch.no_grad():
                 action = agent.best(obs)
-            row, _, terminated, truncated, _ = env.step(agent.env_action(action)[0])
+            seen, _, terminated, truncated, _ = env.step(agent.env_action(action)[0])
             done = terminated or truncated
             executed = action.clamp(frames.low, frames.high).unsqueeze(1)
             past = torch.cat([executed, past], 1)[:, : args.action_history]
-            obs = frames.after(obs, torch.tensor(row[None], device=args.device), past)
+            obs = frames.after(obs, torch.tensor(seen[None], device=args.device), past)
         scores.append(env.episodic_return)
         stopped += not done
     env.close()

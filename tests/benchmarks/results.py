@@ -203,9 +203,9 @@ for name, recipe in {
 }.items():
     RECIPES[name] = recipe._replace(seeds=3, table="robot")
 RECIPES["robot hopper"] = Recipe(
-    f"{ROBOT} --env-id Hopper-v5 --total-timesteps 500000 --num-envs 64 --num-steps 64 --norm-obs "
+    f"{ROBOT} --env-id Hopper-v5 --total-timesteps 2000000 --num-envs 64 --num-steps 64 --norm-obs "
     "--learning-rate 5e-4 --gae-lambda 0.95",
-    2,
+    3,
     table="robot",
 )
 RECIPES["raw pendulum"] = Recipe(
