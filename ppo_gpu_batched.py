@@ -207,7 +207,7 @@ class Memory(nn.Module):
         add("next_obs", shape=(T, N, env.obs_dim))
         add("action", shape=(T, N, *action_shape), dtype=torch.int64 if agent.discrete else None)
         add("reward", shape=(T, N))
-        add("terminated", "truncated", shape=(T, N), dtype=torch.bool)
+        add("terminated", "truncated", "sound", shape=(T, N), dtype=torch.bool)
         add("episodic_return", "episodic_length", shape=(N,), saved=True)
         # All random numbers of an iteration, drawn before it.
         add("action_noise", shape=(T, N, agent.action_dim))
@@ -266,10 +266,10 @@ def step_lanes(agent: Agent, env: BatchedEnv, memory: Memory, args: Args, *row: 
     A lane whose observation or reward diverges is ended before anything of it is recorded: terminated, with
     reward 0 and its own obs for next_obs. A NaN is found too, since abs(nan) < bound is false.
     """
-    noise, reset_noise, obs, obs_after, next_obs, action, reward, terminated, truncated = row
+    noise, reset_noise, obs, obs_after, next_obs, action, reward, terminated, truncated, sound = row
     action.copy_(agent.sample(obs, noise))
     seen, paid, fell, timed_out = env.advance(action)
-    sound = (seen.abs() < args.divergence_bound).all(-1) & (paid.abs() < args.divergence_bound)
+    sound.copy_((seen.abs() < args.divergence_bound).all(-1) & (paid.abs() < args.divergence_bound))
     next_obs.copy_(torch.where(sound.unsqueeze(-1), seen, obs))
     reward.copy_(torch.where(sound, paid, 0.0))
     terminated.copy_(fell | ~sound)
@@ -292,7 +292,7 @@ def collect_rollout(step: Callable, agent: Agent, env: BatchedEnv, memory: Memor
     memory.obs[0].copy_(env.obs())
     for row in zip(
         memory.action_noise, memory.reset_noise, memory.obs[:-1], memory.obs[1:], memory.next_obs,
-        memory.action, memory.reward, memory.terminated, memory.truncated, strict=True,
+        memory.action, memory.reward, memory.terminated, memory.truncated, memory.sound, strict=True,
     ):  # fmt: skip
         step(agent, env, memory, args, *row)
 
@@ -448,7 +448,7 @@ def end_epoch(memory: Memory, args: Args) -> None:
 
 @torch.no_grad()
 def end_iteration(agent: Agent, memory: Memory, args: Args) -> None:
-    """Write the iteration's row of metrics; then adapt the learning rate and take in the observations."""
+    """Write the iteration's row of metrics; then adapt the learning rate and take in the sound rows of obs."""
     scheduled = [memory.get_buffer(name) for name in SCHEDULED]
     alone = torch.stack([memory.diverged, memory.explained_variance, *scheduled])
     row = torch.cat([memory.ended, memory.at_limit, memory.losses, alone])
@@ -460,7 +460,7 @@ def end_iteration(agent: Agent, memory: Memory, args: Args) -> None:
         adapted = torch.where((kl < args.adaptive_kl / 2) & (kl > 0), rate * 1.5, slower)
         rate.copy_(adapted.clamp(1e-5, 1e-2))
     if args.norm_obs:
-        agent.obs_norm.update(memory.obs[:-1])
+        agent.obs_norm.update(memory.obs[:-1], memory.sound)
 
 
 def capture(function: Callable[[], None], device: str) -> Callable[[], None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ class SeedRuns(Run):
             stays = f"the checkpoint of iteration {self.saved} stays"
             say(f"seed {seed} ends here, {why}; {stays} in {self.folder / f'seed{seed}'}")
         if len(self.ended) == len(self.args.seeds):
-            raise cli.NonFinite("no seed is left: try a lower --learning-rate, or --norm-reward")
+            raise cli.NonFinite("no seed is left: try a lower --learning-rate")
 
     def _write_summary(self, returns: dict[int, list[float]] | None) -> None:
         self.summaries: dict[int, dict[str, Any]] = {}
@@ -185,7 +186,7 @@ class SeedRuns(Run):
             overlay(groups, self.folder / "recording.rrd", f"{self.script} {self.args.env_id}")
         if getattr(self.args, "clip_ratio", False):
             say(f"ablate   {cli.command(self.script, self.args, clip_ratio=False)}")
-        say(f"compare  python -m common.compare {self.folder.parent}")
+        say(f"compare  python -m common.compare {shlex.quote(str(self.folder.parent))}")
 
     def close(self) -> None:
         """Close the files of every seed too."""

@@ -21,6 +21,7 @@ def trained_agent(
     script = checkpoint["script"]
     module = importlib.import_module(cli.start(script)[-1].removesuffix(".py"))
     args = cli.saved_args(module.Args, checkpoint, device="cpu")
+    # Only a page of images stacks frames in the environment: elsewhere frame_stack is the policy's own.
     more = {"frame_stack": args.frame_stack} if hasattr(module, "ImageEnv") else {}
     more |= {"mask": args.mask_actions} if hasattr(args, "mask_actions") else {}
     env = make_env(args.env_id, getattr(args, "env_kwargs", "{}"), seed, stream=stream, **more)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+from common.envs.batched import BatchedEnv
 
 # Python-level calls that leave no aten operation behind, or one that does not tell what was called.
 LEAVES_THE_DEVICE = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu, torch.Tensor.__array__}
@@ -226,3 +229,14 @@ class Recorder(TorchDispatchMode):
                     "give it as state if it lasts, or make it inside from tensors that do"
                 )
         return self.tape.record(func, args, kwargs)
+
+
+def emulated(function: partial, device: str | None = None) -> Callable[[], None]:
+    """A script's `capture`, on a CPU: the tensors of the partial's arguments are the state."""
+    state: list[Any] = []
+    for value in function.args:
+        if isinstance(value, BatchedEnv):
+            state += [value.state, value.episode_steps]
+        elif isinstance(value, (torch.nn.Module, Tensor)):
+            state.append(value)
+    return capture(function, state=state).replay

@@ -1,7 +1,10 @@
 """What the tests share: every script under test, and a training run small enough to do many times."""
 
 import importlib
+import itertools
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -51,3 +54,16 @@ def load(folder):
 
 def metrics(folder):
     return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def interrupt(patch, script, function, at, *numbers):
+    """Have signals, or else SIGINT, arrive in the `at`-th call from here on of a script's function."""
+    calls, original = itertools.count(1), getattr(script, function)
+
+    def interrupted(*args, **kwargs):
+        if next(calls) == at:
+            for number in numbers or (signal.SIGINT,):
+                os.kill(os.getpid(), number)
+        return original(*args, **kwargs)
+
+    patch.setattr(script, function, interrupted)

@@ -80,7 +80,7 @@ OWN = {
         "step_lanes": "shows frames, measures how actions change, and takes its cost",
         "collect_rollout": "begins with what was shown last, and measures asymmetry",
         "minibatch_loss": "adds the mirror loss",
-        "end_iteration": "keeps diverged rows out of the statistics, and writes the robot's metrics",
+        "end_iteration": "writes the robot's metrics, and takes in what actor and critic are shown",
         "check_args": "asks for continuous actions, and for what mirror and controller need",
         "train": "shows the first frames",
         "evaluate": "stacks frames",

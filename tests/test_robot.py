@@ -14,8 +14,8 @@ from common.cli import Refusal, saved_args
 from common.envs import make_env
 from common.envs.batched import BATCHED_ENVS, BatchedCartPoleContinuous, BatchedEnv, make_batched_env
 from common.envs.frames import Frames
-from tests.capture_emulator import capture
-from tests.conftest import load, metrics
+from tests.capture_emulator import emulated
+from tests.conftest import interrupt, load, metrics
 from variants import ppo_robot as script
 
 SMALL = {
@@ -329,17 +329,6 @@ def test_a_controllers_gains_are_not_set_by_the_integral():
     assert seen.grad[0, 1].item() == pytest.approx(gain.item(), rel=1e-5)
 
 
-def emulated(function):
-    """What `script.capture` does on a GPU, on a CPU: the tensors of the partial's arguments are the state."""
-    state = []
-    for value in function.args:
-        if isinstance(value, BatchedEnv):
-            state += [value.state, value.episode_steps]
-        elif isinstance(value, (torch.nn.Module, torch.Tensor)):
-            state.append(value)
-    return capture(function, state=state).replay
-
-
 @each_case
 def test_a_captured_run_ends_in_the_bytes_of_an_eager_one(monkeypatch, tmp_path, flags):
     """Every function replayed from its tape. Fails with `shown` or `past` rebound, with an `if` on a lane's
@@ -354,27 +343,15 @@ def test_a_captured_run_ends_in_the_bytes_of_an_eager_one(monkeypatch, tmp_path,
 
 
 @each_case
-def test_a_cut_run_ends_in_the_same_bytes(tmp_path, flags):
+def test_a_cut_run_ends_in_the_same_bytes(monkeypatch, tmp_path, flags):
     """Stopped after three of six iterations and resumed. Fails with what is shown, or the actions executed
     last, left out of the checkpoint."""
     train(tmp_path / "whole", checkpoint_every=3, **flags)
     torch.manual_seed(5)
-    run_save = script.Run.save
-
-    class Cut(Exception):
-        pass
-
-    def save(self, iteration, state):
-        run_save(self, iteration, state)
-        if iteration == 3:
-            raise Cut
-
-    script.Run.save = save
-    try:
-        with pytest.raises(Cut):
-            train(tmp_path / "cut", checkpoint_every=3, **flags)
-    finally:
-        script.Run.save = run_save
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        interrupt(patch, script, "draw", 3)
+        train(tmp_path / "cut", checkpoint_every=3, **flags)
+    assert load(tmp_path / "cut")["iteration"] == 3
     args = script.Args(**{**SMALL, **flags, "checkpoint_every": 3, "resume": str(tmp_path / "cut")})
     script.train(args)
     whole, cut = (tmp_path / name / "checkpoint.pt" for name in ("whole", "cut"))
@@ -463,8 +440,11 @@ def test_an_environment_without_a_mirror_is_refused(monkeypatch, tmp_path):
 def test_a_missing_package_is_named(monkeypatch, device, extra):
     """Fails with an ImportError's traceback, and with the wrong extra."""
     missing = "mujoco" if extra == "mujoco" else "mujoco_warp"
-    find = lambda name: None if name == missing else types.SimpleNamespace()  # noqa: E731
-    monkeypatch.setattr("importlib.util.find_spec", find)
+
+    def find_spec(name):
+        return None if name == missing else types.SimpleNamespace()
+
+    monkeypatch.setattr("importlib.util.find_spec", find_spec)
     with pytest.raises(Refusal, match=rf'needs {missing}: pip install -e "\.\[{extra}\]"'):
         make_batched_env("Hopper-v5", 2, device)
 

@@ -36,7 +36,7 @@ from common.cli import NOT_TRAINING, EnvironmentFailed, Refusal, command_line, s
 from common.envs import make_env
 from common.files import canonical
 from common.run_folder import Run
-from tests.conftest import ROOT, SCRIPTS, load, metrics
+from tests.conftest import ROOT, SCRIPTS, interrupt, load, metrics
 from tests.run_envs import actions_of, fields, small, training_changes, walk
 
 BASE = {"iteration", "global_step", "episodes", "episodic_return", "episodic_length", "value_at_time_limit",
@@ -75,24 +75,10 @@ def resumed(script, folder, **changes):
     return saved_args(script.Args, load(folder), **{**free, **changes})
 
 
-def send(monkeypatch, script, at, *numbers):
-    """From here on the process sends itself `numbers` in the middle of this process's `at`-th rollout."""
-    rollouts = itertools.count(1)
-    collect = script.collect_rollout
-
-    def collect_rollout(*args, **kwargs):
-        if next(rollouts) == at:
-            for number in numbers:
-                os.kill(os.getpid(), number)
-        return collect(*args, **kwargs)
-
-    monkeypatch.setattr(script, "collect_rollout", collect_rollout)
-
-
 def cut(script, args, at, number=signal.SIGINT):
     """Train until a signal in the `at`-th rollout stops it; returns the exit status."""
     with pytest.MonkeyPatch.context() as patch:
-        send(patch, script, at, number)
+        interrupt(patch, script, "collect_rollout", at, number)
         with pytest.raises(SystemExit) as stop:
             script.train(args)
     return stop.value.code
@@ -347,7 +333,7 @@ def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(script, num
     recording = types.SimpleNamespace(log=lambda line: None, close=lambda: closed.append(True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(common.run_folder, "open_recording", lambda *args: recording)
-        send(patch, script, 4, signal.SIGINT, number)
+        interrupt(patch, script, "collect_rollout", 4, signal.SIGINT, number)
         with pytest.raises(SystemExit) as stop:
             script.train(small(script, tmp_path / "cut", checkpoint_every=2, rerun=True))
     assert stop.value.code == SIGNALS[number] and closed == [True]

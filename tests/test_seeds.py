@@ -6,7 +6,6 @@ Each docstring ends with what was broken to see the test fail.
 
 import json
 import os
-import signal
 
 import pytest
 import torch
@@ -15,12 +14,11 @@ import ppo_gpu_batched
 import variants.ppo_seeds as script
 from common import compare
 from common.cli import NonFinite, Refusal, command, command_line, parse_args, saved_args
-from common.envs.batched import BatchedEnv
 from common.metrics import read_metrics
 from common.seeding import initial_weights
 from common.trained import trained_agent
-from tests.capture_emulator import capture
-from tests.conftest import load, metrics
+from tests.capture_emulator import emulated
+from tests.conftest import interrupt, load, metrics
 
 SMALL = {
     "num_envs": 8, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2, "total_timesteps": 10 * 128,
@@ -125,7 +123,7 @@ def test_a_seed_that_is_no_number_ends_alone(monkeypatch, tmp_path, capsys, name
     with a NaN that reaches another row, and with `ended` left out of the checkpoint."""
     train(tmp_path / "clean")
     poison(monkeypatch, name, at=5, row=1)
-    cut_at(monkeypatch, 9)
+    interrupt(monkeypatch, script, "prepare", 9)
     with pytest.raises(SystemExit):
         train(tmp_path / "hurt", checkpoint_every=2)
     monkeypatch.undo()
@@ -157,18 +155,6 @@ def test_when_no_seed_is_left_the_run_stops(monkeypatch, tmp_path, capsys):
     assert stop.value.code == 1
 
 
-def cut_at(monkeypatch, at, number=signal.SIGINT):
-    calls, original = [], script.prepare
-
-    def interrupted(*args):
-        calls.append(1)
-        if len(calls) == at:
-            os.kill(os.getpid(), number)
-        original(*args)
-
-    monkeypatch.setattr(script, "prepare", interrupted)
-
-
 def resume(folder, **changes):
     free = {"resume": str(folder), "rerun": False, "eval_episodes": 0, "log_every": 7}
     script.train(saved_args(script.Args, load(folder), **{**free, **changes}))
@@ -180,7 +166,7 @@ def test_cut_and_resumed_is_the_same_bytes(monkeypatch, tmp_path, capsys, flags)
     Adam's state left out of the checkpoint, and with a seed's metrics not cut back or begun anew."""
     train(tmp_path / "whole", **flags)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        cut_at(patch, 5)
+        interrupt(patch, script, "prepare", 5)
         train(tmp_path / "cut", **flags)
     assert stop.value.code == 130 and load(tmp_path / "cut")["iteration"] == 5
     resumes = f"resume   python -m variants.ppo_seeds --resume {tmp_path / 'cut'}"
@@ -192,17 +178,6 @@ def test_cut_and_resumed_is_the_same_bytes(monkeypatch, tmp_path, capsys, flags)
     for name in ("", "seed0", "seed1", "seed2"):
         assert checkpoint(tmp_path / "whole" / name) == checkpoint(tmp_path / "cut" / name)
         assert timeless(tmp_path / "whole" / name) == timeless(tmp_path / "cut" / name)
-
-
-def emulated(function, device=None):
-    """What `script.capture` does on a GPU, on a CPU: the tensors of the partial's arguments are the state."""
-    state = []
-    for value in function.args:
-        if isinstance(value, BatchedEnv):
-            state += [value.state, value.episode_steps]
-        elif isinstance(value, (torch.nn.Module, torch.Tensor)):
-            state.append(value)
-    return capture(function, state=state).replay
 
 
 @pytest.mark.parametrize("flags", CASES.values(), ids=CASES)

@@ -74,7 +74,9 @@ class BatchedMujoco(BatchedEnv):
 class BatchedHopper(BatchedMujoco):
     """Hopper-v5: one leg of three joints, to hop forward without falling."""
 
-    file, frame_skip, velocity_bound = "hopper.xml", 4, 10.0
+    file = "hopper.xml"
+    frame_skip = 4
+    velocity_bound = 10.0
 
     def initial_state(self, noise: Tensor) -> Tensor:
         return self.start + 5e-3 * (2 * noise - 1)
@@ -87,7 +89,8 @@ class BatchedHopper(BatchedMujoco):
 class BatchedHalfCheetah(BatchedMujoco):
     """HalfCheetah-v5: two legs of three joints on a body that cannot fall, to run forward."""
 
-    file, frame_skip = "half_cheetah.xml", 5
+    file = "half_cheetah.xml"
+    frame_skip = 5
 
     def initial_state(self, noise: Tensor) -> Tensor:
         qpos, qvel = noise.split([self.nq, self.nv], 1)
