@@ -490,7 +490,7 @@ def end_epoch(memory: Memory, args: Args) -> None:
 
 @torch.no_grad()
 def end_iteration(agent: Agent, memory: Memory, args: Args) -> None:
-    """Write the iteration's row of metrics; then adapt the learning rate and take in the sound rows of obs."""
+    """Write the iteration's row of metrics; then adapt the learning rate and take in what was sound."""
     scheduled = [memory.get_buffer(name) for name in SCHEDULED]
     alone = torch.stack([memory.diverged, memory.explained_variance, *scheduled])
     row = torch.cat([memory.ended, memory.at_limit, memory.losses, alone, memory.robot])
