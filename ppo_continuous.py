@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from common.cli import check, check_ranges, command_line, flag, load_checkpoint, parse_args
 from common.envs import FlatEnv, RewardScaling, RunningNorm, make_env
 from common.metrics import mean, report_evaluation, require_finite
-from common.process import restores_process
+from common.process import compiled, restores_process
 from common.run_folder import Run
 from common.seeding import RandomStream, initial_weights
 
@@ -72,6 +72,7 @@ class Args:
     break_: Annotated[bool, flag(name="break")] = False  # BUG on purpose: a time limit is a fall; see V@limit
     break_reset: bool = False  # BUG on purpose: bootstraps from the next episode; see Pendulum-v1's V@limit
     device: str = "cpu"  # where the networks live
+    compile: bool = False  # compile the gradient of the loss: 10 s the first time, 3 s later; for long runs
     eval_episodes: int = 20  # episodes of the final evaluation; 0: none
     eval_max_steps: int = 10_000  # an evaluation episode that has not ended by then is stopped
     checkpoint_every: int = 10  # iterations between checkpoints
@@ -279,9 +280,24 @@ def flatten_parameters(agent: Agent) -> nn.Parameter:
     return flat
 
 
+def loss_gradient(
+    agent: Agent, parameters: nn.Parameter, rows: tuple[Tensor, ...], args: Args
+) -> tuple[list[str], Tensor]:
+    """Leave the gradient of the loss, clipped, in parameters.grad; returns the diagnostics' names and values.
+    `rows` is a minibatch: of each tensor in a Batch, the same rows."""
+    obs, action, *old = rows  # old: log_prob, value, advantages, returns
+    log_prob, entropy = agent.log_prob_entropy(obs, action)
+    loss, diagnostics = ppo_loss(log_prob, entropy, agent.value(obs), *old, args)
+    parameters.grad.zero_()
+    loss.backward()
+    if args.max_grad_norm > 0:
+        parameters.grad *= (args.max_grad_norm / (parameters.grad.norm() + 1e-6)).clamp(max=1)
+    return list(diagnostics), torch.stack(list(diagnostics.values())).detach()
+
+
 def update(
     agent: Agent, parameters: nn.Parameter, optimizer: torch.optim.Optimizer,
-    batch: Batch, order: RandomStream, args: Args,
+    batch: Batch, order: RandomStream, args: Args, differentiate: Callable = loss_gradient,
 ) -> dict[str, float]:  # fmt: skip
     """Pass over the batch `update_epochs` times in shuffled minibatches, one gradient step for each. Returns
     the diagnostics: means over the last epoch's minibatches, each taken before its step."""
@@ -289,16 +305,11 @@ def update(
         permutation = order.permutation(len(batch.returns)).to(batch.returns.device)
         shuffled = [x[permutation].chunk(args.num_minibatches) for x in batch]
         epoch = []
-        for obs, action, *old in zip(*shuffled, strict=True):  # old: log_prob, value, advantages, returns
-            log_prob, entropy = agent.log_prob_entropy(obs, action)
-            loss, diagnostics = ppo_loss(log_prob, entropy, agent.value(obs), *old, args)
-            parameters.grad.zero_()
-            loss.backward()
-            if args.max_grad_norm > 0:
-                parameters.grad *= (args.max_grad_norm / (parameters.grad.norm() + 1e-6)).clamp(max=1)
+        for rows in zip(*shuffled, strict=True):
+            names, diagnostics = differentiate(agent, parameters, rows, args)
             optimizer.step()
-            epoch.append(torch.stack(list(diagnostics.values())).detach())
-        means = dict(zip(diagnostics, torch.stack(epoch).mean(0).tolist(), strict=True))
+            epoch.append(diagnostics)
+        means = dict(zip(names, torch.stack(epoch).mean(0).tolist(), strict=True))
         if args.target_kl is not None and means["approx_kl"] > args.target_kl:
             break
     return means
@@ -333,6 +344,7 @@ def train(args: Args) -> Agent:
         agent = Agent(envs[0], args).to(args.device)
     parameters = flatten_parameters(agent)
     optimizer = OPTIMIZERS[args.optimizer]([parameters], lr=args.learning_rate)
+    differentiate = compiled(loss_gradient) if args.compile else loss_gradient
     reward_scaling = RewardScaling(args.num_envs, args.gamma).to(args.device)
     action_noise, minibatch_order = RandomStream(args.seed, "action"), RandomStream(args.seed, "minibatch")
     for env in envs:
@@ -376,7 +388,7 @@ def train(args: Args) -> Agent:
 
         rows = (obs[:T], action, log_prob, value, advantages, returns)
         batch = Batch(*(x.flatten(0, 1) for x in rows))
-        losses = update(agent, parameters, optimizer, batch, minibatch_order, args)
+        losses = update(agent, parameters, optimizer, batch, minibatch_order, args, differentiate)
         require_finite(iteration, loss=torch.tensor(losses["loss"]), parameter=parameters)
         if args.norm_obs:
             agent.obs_norm.update(obs[:T])

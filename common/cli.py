@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -131,6 +132,9 @@ def check_ranges(args: Any) -> None:
             value = getattr(args, name, None)
             if hasattr(args, name) and not fits(value):
                 raise Refusal(f"{flag_name(name)} {value} cannot be: it takes {wanted}")
+    compiler = any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++", "cl")))
+    if getattr(args, "compile", False) and args.eval_only is None and not compiler:
+        raise Refusal("--compile needs a C++ compiler: install g++ or leave it out")
     try:
         torch.zeros(1, device=args.device).tolist()
     except Exception as error:  # each kind of device is missing in a way of its own

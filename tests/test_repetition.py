@@ -48,6 +48,7 @@ OWN = {
     },
     "variants.ppo_imitation": {
         "Args": "demonstrations, cloning, the discriminator and `--record`; no `squash`, no `optimizer`",
+        "update": "takes the gradient inside: nothing is compiled",
         "check_args": "takes both kinds of actions, and no timesteps at all where cloning is all",
         "train": "reads demonstrations, clones, and takes its rewards from the discriminator",
     },
