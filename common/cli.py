@@ -188,7 +188,8 @@ def saved_args(args_class: type, checkpoint: dict[str, Any], **changes: Any) -> 
 
 def parse_args(args_class: type, script: str, doc: str) -> Any:
     """Read the command line. With --resume or --eval-only, flags that are not given are the saved run's."""
-    doc = doc.splitlines()[0]
+    # Wrapped here, since tyro does not; and indented, since tyro joins lines that begin with a letter.
+    doc = textwrap.fill(doc.splitlines()[0], shutil.get_terminal_size().columns, subsequent_indent="  ")
     args = tyro.cli(args_class, description=doc)
     for name in ("resume", "eval_only"):
         folder = getattr(args, name)
@@ -201,7 +202,8 @@ def parse_args(args_class: type, script: str, doc: str) -> Any:
 @contextmanager
 def command_line() -> Iterator[None]:
     """Around a script's main: a refusal is its sentence on stderr and exit status 2; a run that stopped at a
-    non-finite number or could not write a file, its sentence and 1; Ctrl-C before training has begun, 130."""
+    non-finite number or could not write a file, its sentence and 1; Ctrl-C before training has begun, 130; a
+    pipe that nobody reads on, 141."""
     try:
         yield
     except Refusal as refusal:
@@ -214,3 +216,6 @@ def command_line() -> Iterator[None]:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # nobody reads on, as after `| head`: what is still to be printed goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

@@ -26,7 +26,7 @@ import common.cli
 from common.cli import NOT_TRAINING, command, parse_args, read_checkpoint, saved_args
 from common.envs import make_env
 from common.run_folder import Run
-from tests.conftest import ROOT, SCRIPTS, load
+from tests.conftest import ROOT, SCRIPTS, all_scripts, load
 from tests.run_envs import ACTIONS, actions_of, fields, small, training_changes, walk
 
 # Counts and scales that 0 is no value for; of the others that are numbers, only log_std_init may be negative.
@@ -446,6 +446,7 @@ def utf8_stdout():
         yield stdout.buffer
 
 
+@pytest.mark.parametrize("script", all_scripts(), indirect=True)
 def test_the_help_explains_every_flag(script, monkeypatch, capsys):
     """In ASCII and 80 columns. Fails with a field without its comment, with UTF-8 boxes, and with the whole
     docstring as the description, which tyro does not wrap."""
@@ -455,11 +456,21 @@ def test_the_help_explains_every_flag(script, monkeypatch, capsys):
         out = stdout.getvalue().decode()
     assert out.isascii() and capsys.readouterr().err == ""
     assert max(map(len, out.splitlines())) <= 80
+    assert out.split("\n\n")[1].endswith(".")
     text = " ".join(out.split())
     for name in fields(script):
         found = re.search(rf" {flag(name)},? (\S+) (.*?) ?\(default: ", text)
         assert found, name
         assert re.search("[a-z]{3}", re.sub(r"--no-[\w-]+", "", found[2])), (name, found[2])
+
+
+def test_output_that_nobody_reads_on_ends_quietly():
+    """As after `| head`. Fails with BrokenPipeError's traceback, from the help or from Python's own end."""
+    words = [sys.executable, "ppo_continuous.py", "--help"]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
 
 
 @pytest.mark.parametrize("argv, suggestion", [

@@ -12,7 +12,7 @@ LINES = {  # at most, of at most 110 columns
     "variants.ppo_memory": 685,
     "variants.ppo_pixels": 450,
     "variants.ppo_imitation": 556,
-    "variants.ppo_robot": 668,
+    "variants.ppo_robot": 669,
     "variants.ppo_distributed": 460,
     "variants.ppo_seeds": 556,
 }

@@ -43,8 +43,9 @@ def commands(text):
 def marked(command):
     extras = any(env in command for env in NEEDS_EXTRAS)
     # Rows of one table, with one flag changed, and what takes long even cut short.
-    rows = ("--memory ", "CartPolePixels", "--pretrain-epochs", "--discriminator-updates")
-    slow = "ppo_gpu_batched.py" in command or kind_of(command) == "torchrun"
+    rows = ("--memory ", "CartPolePixels", "--pretrain-epochs", "--discriminator-updates",
+            "--action-rate-cost", "--actor ", "--no-privileged-critic")  # fmt: skip
+    slow = "ppo_gpu_batched.py" in command or "ppo_seeds" in command or kind_of(command) == "torchrun"
     slow = slow or ("variants" in command and any(row in command for row in rows))
     absent = "Taxi-v4" in command and "Taxi-v4" not in gymnasium.registry
     newer = pytest.mark.skipif(absent, reason="Gymnasium has Taxi-v4 from 1.3 on")

@@ -1,6 +1,7 @@
-"""PPO with what robots need of it, on environments that are rows of tensors: `ppo_gpu_batched.py`, and on its
-page the frames a policy is shown, a critic that is told more, costs that keep actions smooth, a mirror loss,
-and a PID controller in the actor's place.
+"""PPO with what robots need of it, on environments that are rows of tensors.
+
+To `ppo_gpu_batched.py` it adds the frames that a policy is shown, a critic that is told more, costs that keep
+actions smooth, a mirror loss, and a PID controller in the actor's place.
 
 The idea to take away: none of these touches PPO itself. GAE, the clipped surrogate and the update are the
 parent's, byte for byte. What robots ask for goes into what is observed, what is paid, and one more term of

@@ -201,7 +201,7 @@ for name, recipe in {
     **{f"action rate {w}": Recipe(f"{ROBOT} --action-rate-cost {w}", 5, -185) for w in (0.1, 0.3, 0.5)},
     **{f"set point {kind}": Recipe(f"{SET_POINT} --actor {kind}", 5) for kind in ("p", "pd", "pid")},
 }.items():
-    RECIPES[name] = recipe._replace(seeds=3, table="robot")
+    RECIPES[name] = recipe._replace(seeds=5, table="robot")
 RECIPES["robot hopper"] = Recipe(
     f"{ROBOT} --env-id Hopper-v5 --total-timesteps 2000000 --num-envs 64 --num-steps 64 --norm-obs "
     "--learning-rate 5e-4 --gae-lambda 0.95",
