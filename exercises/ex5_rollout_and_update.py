@@ -5,12 +5,13 @@ look harmless, and both have cost people weeks: a transition recorded across a r
 that was not old.
 
 You will learn: what exactly is written down when an episode ends, and what an epoch of minibatches is.
-Read first: `Rollout` and `Batch` in ppo_continuous.py. `collect_rollout` and `update` beside them are the
-    answers, with more in them. Then read `Agent` and `train` below: they are complete, and short.
+Read first: `Rollout` and `Batch` in ppo_continuous.py. `collect_rollout`, and `update` with `loss_gradient`,
+    are the answers, with more in them. Then read `Agent` and `train` below: they are complete, and short.
 Time: about 30 minutes. The last two checks train with your exercises 1, 3 and 4, so do those first.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -116,7 +117,7 @@ def train(envs: list, iterations: int, gamma: float = 0.9, gae_lambda: float = 0
 
         rows = (obs, rollout.action, log_prob, value, advantages, returns)
         batch = Batch._make(x.flatten(0, 1) for x in rows)
-        shuffle = lambda n: torch.randperm(n, generator=generator)  # noqa: E731
+        shuffle = partial(torch.randperm, generator=generator)
         update(agent, optimizer, batch, shuffle, update_epochs=4, num_minibatches=4, clip_coef=0.2)
     return agent
 
