@@ -11,6 +11,7 @@ Time: about 30 minutes. The last two checks train with your exercises 1, 3 and 4
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -129,7 +130,7 @@ def train(envs: list, iterations: int, gamma: float = 0.9, gae_lambda: float = 0
 
         rows = (obs, rollout.action, log_prob, value, advantages, returns)
         batch = Batch._make(x.flatten(0, 1) for x in rows)
-        shuffle = lambda n: torch.randperm(n, generator=generator)  # noqa: E731
+        shuffle = partial(torch.randperm, generator=generator)
         update(agent, optimizer, batch, shuffle, update_epochs=4, num_minibatches=4, clip_coef=0.2)
     return agent
 
