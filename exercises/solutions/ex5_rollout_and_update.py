@@ -5,8 +5,8 @@ look harmless, and both have cost people weeks: a transition recorded across a r
 that was not old.
 
 You will learn: what exactly is written down when an episode ends, and what an epoch of minibatches is.
-Read first: `Rollout` and `Batch` in ppo_continuous.py. `collect_rollout` and `update` beside them are the
-    answers, with more in them. Then read `Agent` and `train` below: they are complete, and short.
+Read first: `Rollout` and `Batch` in ppo_continuous.py. `collect_rollout`, and `update` with `loss_gradient`,
+    are the answers, with more in them. Then read `Agent` and `train` below: they are complete, and short.
 Time: about 30 minutes. The last two checks train with your exercises 1, 3 and 4, so do those first.
 """
 

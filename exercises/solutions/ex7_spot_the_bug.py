@@ -8,7 +8,7 @@ correct one.
 You will learn: six classic bugs by sight, and to test a training step on a case so small that you know the
     answer.
 Read first: exercises/buggy.py. Its docstrings say what each function should do. Where you are not sure, look
-    at `compute_gae`, `ppo_loss`, `update` and `train` in ppo_continuous.py.
+    at `compute_gae`, `ppo_loss`, `loss_gradient`, `update` and `train` in ppo_continuous.py.
 Time: about 45 minutes for the six, in any order.
 
 A test is given a function, calls it on a case of your making and asserts something about what comes out:
