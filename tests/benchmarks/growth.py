@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import statistics
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -27,18 +28,19 @@ FACTORS = {
     "hidden_dim": (64, 256, 1024),
     "obs_dim": (4, 32, 100, 1000),
 }
+PADDED_FROM = 4  # words of the cart-pole's observation
 ROWS = 20_480  # environment steps of a measurement, in at least 5 rollouts and at most 80
 
 
 def padded_space(obs_dim: int) -> gym.spaces.Box:
     """The cart-pole's observation and zeros."""
     space = BatchedCartPole.single_observation_space
-    more = np.zeros(obs_dim - space.shape[0], np.float32)
+    more = np.zeros(obs_dim - PADDED_FROM, np.float32)
     return gym.spaces.Box(np.concatenate([space.low, more]), np.concatenate([space.high, more]))
 
 
 def padded_cart_pole(obs_dim: int) -> gym.Env:
-    env, more = gym.make("CartPole-v1"), np.zeros(obs_dim - 4, np.float32)
+    env, more = gym.make("CartPole-v1"), np.zeros(obs_dim - PADDED_FROM, np.float32)
     return gym.wrappers.TransformObservation(
         env, lambda obs: np.concatenate([obs, more]), padded_space(obs_dim)
     )
@@ -66,7 +68,7 @@ def padded_envs(obs_dim: int) -> Iterator[str]:
         del gym.registry[env_id]
 
 
-def rate(script: str, quick: bool, obs_dim: int = 4, **flags: int) -> float:
+def rate(script: str, quick: bool, obs_dim: int = PADDED_FROM, **flags: int) -> float:
     """Steps/s of a script with these flags off its base."""
     from tests.benchmarks import speed
 
@@ -81,21 +83,25 @@ def rate(script: str, quick: bool, obs_dim: int = 4, **flags: int) -> float:
         return run(setting, 0).rate
 
 
-def measure(quick: bool = False) -> list[dict[str, Any]]:
-    """One row for each value of a factor; the base is measured once for each script."""
-    bases = {script: rate(script, quick) for script in MOST}
-    rows, threads = [], torch.get_num_threads()
+def measure(repeats: int, quick: bool) -> list[dict[str, Any]]:
+    """One row for each value of a factor, of medians; the base is measured once for each script."""
+    threads = torch.get_num_threads()
+
+    def median(script: str, **flags: int) -> float:
+        return statistics.median(rate(script, quick, **flags) for _ in range(repeats))
+
+    bases = {script: median(script) for script in MOST}
+    rows = []
     for factor, values in FACTORS.items():
         for value in values:
             row: dict[str, Any] = {"factor": factor, "value": value}
             for script, most in MOST.items():
-                base = getattr(importlib.import_module(script).Args(), factor, 4)
-                if value == base:
+                if value == getattr(importlib.import_module(script).Args(), factor, PADDED_FROM):
                     row[script] = bases[script]
                 elif factor != "num_envs" or value <= most:
-                    row[script] = rate(script, quick, **{factor: value})
+                    row[script] = median(script, **{factor: value})
             rows.append(row)
-            print(*row.items(), flush=True)
+            print(factor, value, {script: round(row[script]) for script in MOST if script in row}, flush=True)
     torch.set_num_threads(threads)
     return rows
 

@@ -133,9 +133,8 @@ def changed_text(folder: Path, path: str) -> str:
     text = file.read_text(encoding="utf-8")
     for change in CHANGES[path]:
         if text.count(change.old) != 1:
-            sys.exit(
-                f"{file} is not the version these changes are for: {change.old.strip()!r} is not there once"
-            )
+            lacks = f"{change.old.strip()!r} does not stand there once"
+            sys.exit(f"{file} is not the version that these changes were written for: {lacks}")
         text = text.replace(change.old, change.new)
     return text
 
@@ -197,50 +196,49 @@ def time_jax(file: str, config: str, seed: str) -> None:
     print(json.dumps([time.perf_counter() - compiled, compiled - start]))
 
 
-def measure(folders: dict[str, Path | None], repeats: int, quick: bool) -> list[dict[str, Any]]:
-    """The rows of the peers' table: ours, Stable-Baselines3 and theirs in turn, medians."""
-    import torch
-
+def one_round(setting: Setting, folder: Path, seed: int, quick: bool) -> dict[str, float]:
+    """Each of a row's implementations once, in turn: their steps/s, and seconds of compiling."""
     from tests.benchmarks import speed
 
-    refuse_what_is_missing(folders)
-    rows, threads = [], torch.get_num_threads()
+    same = speed.Setting(setting.script, setting.what, setting.flags, False)
+    same = speed.shortened(same) if quick else same
+    args = importlib.import_module(same.script).Args(**same.flags)
+    if peer_of(setting.path) == "cleanrl":
+        ours, sb3 = speed.run_script(same, seed), speed.run_sb3(same, seed)
+        return {
+            "rate": ours.rate,
+            "sb3": sb3.rate,
+            "cleanrl": run_cleanrl(folder, setting.path, args, seed),
+        }
+    if setting.script == "ppo_gpu_batched":
+        ours = speed.compiled_rate(args.compile, iterations=6 if quick else 20)
+        seen = {"rate": ours["rate"]} | ({"compile": ours["first_iteration"]} if args.compile else {})
+    else:
+        seen = {"rate": speed.run_script(same, seed, time.perf_counter).rate}
+    rollouts = 4 if quick else setting.rollouts
+    rate, seconds = run_purejaxrl(folder, setting.path, args, rollouts, seed)
+    return {**seen, "purejaxrl": rate, "purejaxrl_compile": seconds}
+
+
+def measure(folders: dict[str, Path | None], repeats: int, quick: bool) -> list[dict[str, Any]]:
+    """The rows of the peers' table, of medians; before them what was changed is printed."""
+    import torch
+
     for path, changes in CHANGES.items():
         if folders[peer_of(path)]:
             print(f"{path}, changed in memory:", *(f"  {c.reason}" for c in changes), sep="\n", flush=True)
-    for setting in (s for s in SETTINGS if folders[peer_of(s.path)]):
-        peer, folder = peer_of(setting.path), folders[peer_of(setting.path)]
-        same = speed.Setting(setting.script, setting.what, setting.flags, False)
-        if quick:
-            same = speed.shortened(same)
-        args = importlib.import_module(same.script).Args(**same.flags)
-        runs: dict[str, list[float]] = {}
-
-        def note(runs: dict[str, list[float]] = runs, **seen: float) -> None:
-            for name, value in seen.items():
-                runs.setdefault(name, []).append(value)
-
+    rows, threads = [], torch.get_num_threads()
+    for setting in SETTINGS:
+        folder = folders[peer_of(setting.path)]
+        if folder is None:
+            continue
+        rounds = []
         for seed in range(repeats):
-            if setting.script == "ppo_gpu_batched":
-                torch.set_num_threads(threads)
-                ours = speed.compiled_rate(args.compile, iterations=6 if quick else 20)
-                note(rate=ours["rate"])
-                if args.compile:
-                    note(compile=ours["first_iteration"])
-            else:
-                clock = time.perf_counter if peer == "purejaxrl" else time.process_time
-                note(rate=speed.run_script(same, seed, clock).rate)
-            if peer == "cleanrl":
-                torch.set_num_threads(1)
-                note(sb3=speed.run_sb3(same, seed).rate)
-                note(cleanrl=run_cleanrl(folder, setting.path, args, seed))
-            else:
-                rollouts = 4 if quick else setting.rollouts
-                rate, seconds = run_purejaxrl(folder, setting.path, args, rollouts, seed)
-                note(purejaxrl=rate, purejaxrl_compile=seconds)
-            latest = {name: round(values[-1], 1) for name, values in runs.items()}
-            print(setting.script, setting.what, seed, latest, flush=True)
-        medians = {name: statistics.median(values) for name, values in runs.items()}
+            torch.set_num_threads(1 if peer_of(setting.path) == "cleanrl" else threads)
+            rounds.append(one_round(setting, folder, seed, quick))
+            seen = {name: round(value, 1) for name, value in rounds[-1].items()}
+            print(setting.script, setting.what, seed, seen, flush=True)
+        medians = {name: statistics.median(seen[name] for seen in rounds) for name in rounds[0]}
         rows.append({"script": setting.script, "what": setting.what, **medians})
     torch.set_num_threads(threads)
     return rows

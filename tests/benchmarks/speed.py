@@ -9,6 +9,9 @@ Both train in turn, three times, on seeds 0, 1, 2; the table has the medians and
 
 The single-machine scripts and Stable-Baselines3 beside them are timed in CPU seconds on one thread,
 `ppo_gpu_batched.py` and Stable-Baselines3 beside it by the clock, on all cores.
+
+`--peers` and `--growth` measure something else instead, `peers.py` and `growth.py` say what. Each part of
+speed.json has its own date and commit, and stays as it is while another is measured.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -39,8 +43,8 @@ from tests.benchmarks.results import commit, machine
 
 SPEED = Path(__file__).parent / "speed.json"
 TITLES = {
-    "peers": "Beside other implementations, steps/s (seconds of compiling)",
-    "growth": "Steps/s as one size grows",
+    "peers": "Steps/s beside other implementations, in brackets the seconds of compiling.",
+    "growth": "Steps/s as one size grows and the others stay at the base.",
 }
 SOLVED = 475.0  # CartPole-v1's reward_threshold
 
@@ -366,8 +370,14 @@ def part_section(speed: dict[str, Any], part: str) -> list[str]:
     if part not in speed:
         return []
     measured = speed[part]
-    where = f"{TITLES[part]}: {measured['machine']}; {measured['date']}, commit {measured['commit']}."
-    return ["", where, "", *{"peers": peers.table, "growth": growth.table}[part](measured["rows"])]
+    where = f"{measured['machine']}; {measured['date']}, commit {measured['commit']}."
+    return [
+        "",
+        TITLES[part],
+        where,
+        "",
+        *{"peers": peers.table, "growth": growth.table}[part](measured["rows"]),
+    ]
 
 
 def stamp() -> dict[str, str]:
@@ -404,9 +414,11 @@ def main() -> None:
         measured, shown = {}, []
         if options.peers:
             measured["peers"] = stamp() | {"rows": peers.measure(folders, repeats, quick)}
+            if options.purejaxrl:
+                measured["peers"]["machine"] += f", jax {importlib.metadata.version('jax')}"
             shown += part_section(measured, "peers")
         if options.growth:
-            measured["growth"] = stamp() | {"rows": growth.measure(quick)}
+            measured["growth"] = stamp() | {"rows": growth.measure(repeats, quick)}
             shown += part_section(measured, "growth")
     if not quick:
         store(measured)
