@@ -402,7 +402,7 @@ def test_growth_measures_one_factor_at_a_time(monkeypatch):
     monkeypatch.setattr(
         growth, "rate", lambda script, quick, **flags: float(asked.append((script, flags)) or 1)
     )
-    rows = growth.measure(1, quick=True)
+    rows = growth.measure(quick=True)
     assert [(row["factor"], row["value"]) for row in rows] == [
         (factor, value) for factor, values in growth.FACTORS.items() for value in values
     ]

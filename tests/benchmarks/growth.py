@@ -2,14 +2,15 @@
 
 One factor at a time leaves the base, CartPole-v1 with `ppo_discrete.py`'s 8 environments x 128 steps and
 `ppo_gpu_batched.py`'s 256 x 32. Its observation is filled up with zeros, so that only its width changes.
-`ppo_discrete.py` is timed in CPU seconds of one thread, `ppo_gpu_batched.py` by the clock on all cores.
+Both are timed in CPU seconds of one thread: what calls cost and what arithmetic costs does not depend on how
+many cores share it, and threads that wait for each other do not blur it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import statistics
+import time
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -29,7 +30,7 @@ FACTORS = {
     "obs_dim": (4, 32, 100, 1000),
 }
 PADDED_FROM = 4  # words of the cart-pole's observation
-ROWS = 20_480  # environment steps of a measurement, in at least 5 rollouts and at most 80
+ROWS = 20_480  # environment steps of a measurement, in at least 4 rollouts and at most 80
 
 
 def padded_space(obs_dim: int) -> gym.spaces.Box:
@@ -68,29 +69,25 @@ def padded_envs(obs_dim: int) -> Iterator[str]:
         del gym.registry[env_id]
 
 
-def rate(script: str, quick: bool, obs_dim: int = PADDED_FROM, **flags: int) -> float:
+def rate(script: str, quick: bool, obs_dim: int = PADDED_FROM, **flags: Any) -> float:
     """Steps/s of a script with these flags off its base."""
     from tests.benchmarks import speed
 
     args = importlib.import_module(script).Args(**flags)
     rows = args.num_envs * args.num_steps
-    rollouts = 4 if quick else min(80, max(5, ROWS // rows))
+    rollouts = 4 if quick else min(80, max(4, ROWS // rows))
     with padded_envs(obs_dim) as env_id:
-        setting = speed.Setting(
-            script, "", {**flags, "env_id": env_id, "total_timesteps": rollouts * rows}, False
-        )
-        run = speed.run_batched if script == "ppo_gpu_batched" else speed.run_script
-        return run(setting, 0).rate
+        flags = {**flags, "env_id": env_id, "total_timesteps": rollouts * rows}
+        if script == "ppo_gpu_batched":
+            setting = speed.Setting(script, "", {**flags, "threads": 1}, False)
+            return speed.run_batched(setting, 0, time.process_time).rate
+        return speed.run_script(speed.Setting(script, "", flags, False), 0).rate
 
 
-def measure(repeats: int, quick: bool) -> list[dict[str, Any]]:
-    """One row for each value of a factor, of medians; the base is measured once for each script."""
+def measure(quick: bool) -> list[dict[str, Any]]:
+    """One row for each value of a factor, one run each; the base is measured once for each script."""
     threads = torch.get_num_threads()
-
-    def median(script: str, **flags: int) -> float:
-        return statistics.median(rate(script, quick, **flags) for _ in range(repeats))
-
-    bases = {script: median(script) for script in MOST}
+    bases = {script: rate(script, quick) for script in MOST}
     rows = []
     for factor, values in FACTORS.items():
         for value in values:
@@ -99,7 +96,7 @@ def measure(repeats: int, quick: bool) -> list[dict[str, Any]]:
                 if value == getattr(importlib.import_module(script).Args(), factor, PADDED_FROM):
                     row[script] = bases[script]
                 elif factor != "num_envs" or value <= most:
-                    row[script] = median(script, **{factor: value})
+                    row[script] = rate(script, quick, **{factor: value})
             rows.append(row)
             print(factor, value, {script: round(row[script]) for script in MOST if script in row}, flush=True)
     torch.set_num_threads(threads)
