@@ -4,6 +4,7 @@ two rollouts and one evaluation."""
 import difflib
 import importlib
 import itertools
+import json
 import os
 import re
 import runpy
@@ -70,7 +71,7 @@ def kind_of(command):
         "watch": r"python -m rerun ",
         "results": r"python -m tests\.benchmarks\.results ",
         "motion": r"python -m tests\.benchmarks\.motion ",
-        "speed": r"python -m tests\.benchmarks\.speed$",
+        "speed": r"python -m tests\.benchmarks\.speed(?!\S)",
         "pip": r"pip install ",
         "pytest": r"pytest\b",
     }.items():
@@ -225,6 +226,26 @@ def test_the_benchmarks_take_their_arguments(monkeypatch, command):
     monkeypatch.setattr("sys.argv", shlex.split(command)[2:])
     results.main()
     assert asked
+
+
+@pytest.mark.parametrize("command", of("speed"))
+def test_the_speed_benchmark_takes_its_arguments(monkeypatch, capsys, command):
+    """Nothing is measured. Fails with a flag on a page that it does not have, and with a part that is not
+    measured when it is asked for."""
+    pytest.importorskip("stable_baselines3")
+    from tests.benchmarks import growth, peers, speed
+
+    asked, stored = [], json.loads(speed.SPEED.read_text())
+    monkeypatch.setattr(peers, "refuse_what_is_missing", lambda folders: None)
+    monkeypatch.setattr(speed.importlib.metadata, "version", lambda name: "0")
+    monkeypatch.setattr(peers, "measure", lambda *how: asked.append("peers") or [])
+    monkeypatch.setattr(growth, "measure", lambda *how: asked.append("growth") or [])
+    monkeypatch.setattr(speed, "compare", lambda *how: asked.append("compare") or stored)
+    monkeypatch.setattr(speed, "store", lambda measured: None)
+    monkeypatch.setattr("sys.argv", shlex.split(command)[2:])
+    speed.main()
+    parts = [part for part in ("peers", "growth") if f"--{part}" in command] or ["compare"]
+    assert asked == parts and "commit" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", of("pip"))

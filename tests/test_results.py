@@ -7,9 +7,14 @@ import sys
 import time
 import types
 
+import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
+from common.envs import make_env
+from common.envs.batched import BATCHED_ENVS, make_batched_env
+from tests.benchmarks import growth, peers, speed
 from tests.benchmarks import results as R
 
 TINY = R.Recipe("ppo_discrete.py --total-timesteps 256 --num-envs 2 --num-steps 32 --num-minibatches 2", 2)
@@ -286,3 +291,127 @@ def test_the_scores_in_the_help_are_those_measured(base):
         assert int(named[1]) == round(np.mean([run["eval_return_mean"] for run in runs])), flag
         how = f"at {float(value):g}" if value else "off" if flag.startswith("--no-") else "on"
         assert f"; {how}: score" in help_text, flag
+
+
+PEERS = [
+    {"script": "ppo_discrete", "what": "4 x 128", "rate": 9000.4, "sb3": 5000.0, "cleanrl": 4000.0},
+    {"script": "ppo_gpu_batched", "what": "1,024 x 32", "rate": 2e5, "compile": 31.2, "purejaxrl": 3e5}
+    | {"purejaxrl_compile": 5.4},
+]
+GROWTH = [
+    {"factor": "num_envs", "value": 8, "ppo_discrete": 9000.0, "ppo_gpu_batched": 4000.0},
+    {"factor": "num_envs", "value": 4096, "ppo_gpu_batched": 90000.0},
+]
+
+
+def test_the_speed_page_has_the_peers_and_the_growth():
+    """Each with its own machine, date and commit. Fails with a cell in another's column, and with a part
+    shown that was not measured."""
+    stored = {
+        name: part for name, part in json.loads(R.SPEED.read_text()).items() if name not in speed.TITLES
+    }
+    plain = speed.speed_section(stored)
+    where = {"machine": "M", "date": "D"}
+    stored["peers"] = {**where, "commit": "one", "rows": PEERS}
+    stored["growth"] = {**where, "commit": "two", "rows": GROWTH}
+    lines = speed.speed_section(stored)
+    assert lines[: len(plain)] == plain and not any(title in plain for title in speed.TITLES.values())
+    assert [line for line in lines[len(plain) :] if line] == [
+        speed.TITLES["peers"],
+        "M; D, commit one.",
+        "| script and setting | steps/s | SB3 | CleanRL | PureJaxRL |",
+        "| --- | --- | --- | --- | --- |",
+        "| `ppo_discrete.py`, 4 x 128 | 9,000 | 5,000 | 4,000 | - |",
+        "| `ppo_gpu_batched.py`, 1,024 x 32 | 200,000 (31 s) | - | - | 300,000 (5 s) |",
+        speed.TITLES["growth"],
+        "M; D, commit two.",
+        "| size | value | `ppo_discrete.py` | `ppo_gpu_batched.py` |",
+        "| --- | --- | --- | --- |",
+        "| `num_envs` | 8 | 9,000 | 4,000 |",
+        "| `num_envs` | 4,096 | - | 90,000 |",
+    ]
+
+
+def test_what_is_not_measured_this_time_is_kept(tmp_path, monkeypatch):
+    """Fails with a plain run that loses the peers, and with a part that is not replaced."""
+    monkeypatch.setattr(speed, "SPEED", tmp_path / "speed.json")
+    speed.SPEED.write_text('{"date": "before", "peers": 1, "growth": 2}')
+    speed.store({"date": "now", "growth": 3})
+    assert json.loads(speed.SPEED.read_text()) == {"date": "now", "peers": 1, "growth": 3}
+
+
+@pytest.mark.parametrize("path", peers.CHANGES)
+def test_a_checkout_of_another_version_is_refused(tmp_path, path):
+    """In one sentence with the line that is not there. Fails with a change left out, with one made where the
+    text stands twice, and with a missing script told by a traceback."""
+    folder, changes = tmp_path, peers.CHANGES[path]
+    name = path.split("/")[0]
+    with pytest.raises(SystemExit, match=f"^--{name} {folder} has no {path}: give the top folder"):
+        peers.changed_text(folder, path)
+    (folder / path).parent.mkdir()
+    (folder / path).write_text("".join(change.old for change in changes))
+    assert peers.changed_text(folder, path) == "".join(change.new for change in changes)
+    for missing in changes:
+        for times in (0, 2):
+            parts = (change.old * (times if change is missing else 1) for change in changes)
+            (folder / path).write_text("".join(parts))
+            with pytest.raises(SystemExit, match=re.escape(f"{missing.old.strip()!r} does not stand there")):
+                peers.changed_text(folder, path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--peers"], "--peers needs a checkout to measure: give --cleanrl DIR, --purejaxrl DIR or both"),
+        (["--cleanrl", "x"], "--cleanrl and --purejaxrl go with --peers: add it"),
+        (["--peers", "--purejaxrl", "x"], "PureJaxRL needs a_jax_that_is_not: pip install a_jax_that_is_not"),
+    ],
+)
+def test_peers_are_refused_without_a_checkout_or_a_package(monkeypatch, flags, said):
+    """Fails with hours of measuring before the refusal, and with a traceback."""
+    monkeypatch.setitem(peers.PACKAGES, "purejaxrl", ("a_jax_that_is_not",))
+    monkeypatch.setattr(speed, "compare", lambda *how: pytest.fail("it was measured"))
+    monkeypatch.setattr("sys.argv", ["speed", *flags])
+    with pytest.raises(SystemExit) as stop:
+        speed.main()
+    assert stop.value.code == said
+
+
+@pytest.mark.parametrize("width", [4, 7])
+def test_the_padded_cart_poles_step(width):
+    """The same cart-pole, seen with zeros after it, and gone afterwards. Fails with another width than the
+    space says, with zeros before it, and with an id that stays."""
+    with growth.padded_envs(width) as env_id:
+        env, batched = make_env(env_id), make_batched_env(env_id, 3)
+        plain = make_env("CartPole-v1")
+        assert env.obs_dim == batched.obs_dim == width
+        batched.reset(torch.rand(3, batched.reset_noise_dim))
+        obs, expected = env.reset()[0], plain.reset()[0]
+        for seen in (obs, batched.obs()[0].numpy()):
+            assert seen.shape == (width,) and not seen[4:].any()
+        np.testing.assert_array_equal(obs[:4], expected)
+        np.testing.assert_array_equal(env.step(1)[0][:4], plain.step(1)[0])
+        next_obs = batched.step(torch.ones(3, dtype=torch.int64), torch.rand(3, 4))[0]
+        assert next_obs.shape == (3, width) and next_obs[:, :4].all() and not next_obs[:, 4:].any()
+    assert env_id not in gym.registry and env_id not in BATCHED_ENVS
+
+
+def test_growth_measures_one_factor_at_a_time(monkeypatch):
+    """Fails with a base that is measured again, and with a script asked for more than its most."""
+    asked = []
+    monkeypatch.setattr(
+        growth, "rate", lambda script, quick, **flags: float(asked.append((script, flags)) or 1)
+    )
+    rows = growth.measure(quick=True)
+    assert [(row["factor"], row["value"]) for row in rows] == [
+        (factor, value) for factor, values in growth.FACTORS.items() for value in values
+    ]
+    assert len(asked) == len({str(one) for one in asked}) and all(len(flags) <= 1 for _, flags in asked)
+    assert [row["value"] for row in rows if "ppo_discrete" not in row] == [1024, 4096]
+    assert ("ppo_discrete", {"num_envs": 8}) not in asked and ("ppo_discrete", {}) in asked
+
+
+def test_both_scripts_train_on_the_padded_cart_pole():
+    """Fails with a size that a script is not given."""
+    for script in growth.MOST:
+        assert growth.rate(script, quick=True, obs_dim=9, num_envs=4) > 0

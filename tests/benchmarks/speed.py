@@ -9,6 +9,9 @@ Both train in turn, three times, on seeds 0, 1, 2; the table has the medians and
 
 The single-machine scripts and Stable-Baselines3 beside them are timed in CPU seconds on one thread,
 `ppo_gpu_batched.py` and Stable-Baselines3 beside it by the clock, on all cores.
+
+`--peers` and `--growth` measure something else instead, `peers.py` and `growth.py` say what. Each part of
+speed.json has its own date and commit, and stays as it is while another is measured.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -34,9 +38,14 @@ import torch
 
 from common.envs import make_env
 from common.envs.batched import make_batched_env
+from tests.benchmarks import growth, peers
 from tests.benchmarks.results import commit, machine
 
 SPEED = Path(__file__).parent / "speed.json"
+TITLES = {
+    "peers": "Steps/s beside other implementations, in brackets the seconds of compiling.",
+    "growth": "Steps a CPU second of one thread as one size grows and the others stay, one run each.",
+}
 SOLVED = 475.0  # CartPole-v1's reward_threshold
 
 
@@ -132,12 +141,12 @@ class Solved(Exception):
     """Ends a training run that has reached its threshold."""
 
 
-def run_script(setting: Setting, seed: int) -> Measured:
+def run_script(setting: Setting, seed: int, clock: Callable[[], float] = time.process_time) -> Measured:
     """Train a single-machine script until it has solved its environment, or to its end."""
     script = importlib.import_module(setting.script)
     args = script.Args(**setting.flags, seed=seed, rerun=False, eval_episodes=0)
     originals = {part: getattr(script, part) for part in ("collect_rollout", "update")}
-    watch = Watch(time.process_time, args.num_envs * args.num_steps, SOLVED if setting.solves else None)
+    watch = Watch(clock, args.num_envs * args.num_steps, SOLVED if setting.solves else None)
     ended: list[tuple[float, int]] = []
 
     def collect(agent: Any, envs: list, noise: torch.Tensor, *more: Any) -> Any:
@@ -160,11 +169,11 @@ def run_script(setting: Setting, seed: int) -> Measured:
             setattr(script, part, function)
 
 
-def run_batched(setting: Setting, seed: int) -> Measured:
+def run_batched(setting: Setting, seed: int, clock: Callable[[], float] = time.perf_counter) -> Measured:
     """Train the batched script to its end; when it had solved the environment its metrics say."""
     script = importlib.import_module(setting.script)
     args = script.Args(**setting.flags, seed=seed, rerun=False, eval_episodes=0, log_every=1)
-    watch = Watch(time.perf_counter, args.num_envs * args.num_steps, SOLVED)
+    watch = Watch(clock, args.num_envs * args.num_steps, SOLVED)
     named = {"collect_rollout": "rollout", "update_minibatch": "update", "make_batched_env": "", "draw": ""}
     originals = {name: getattr(script, name) for name in named}
 
@@ -175,7 +184,7 @@ def run_batched(setting: Setting, seed: int) -> Measured:
         return env
 
     def draw(*arguments: Any) -> None:
-        watch.starts.append(time.perf_counter())
+        watch.starts.append(clock())
         originals["draw"](*arguments)
 
     script.make_batched_env, script.draw = make, draw
@@ -351,17 +360,73 @@ def speed_section(speed: dict[str, Any]) -> list[str]:
         f"{compiled['rate']:,.0f} with `--compile`,",
         f"after {compiled['first_iteration']:.0f} s of compiling; for comparing machines: "
         f"products of 1,024 x 1,024 matrices ran at {eager['gigaflops']:.0f} GFLOP/s.",
+        *part_section(speed, "peers"),
+        *part_section(speed, "growth"),
     ]
+
+
+def part_section(speed: dict[str, Any], part: str) -> list[str]:
+    """A further table of speed.json, with where and when; nothing where it was not measured."""
+    if part not in speed:
+        return []
+    measured = speed[part]
+    where = f"{measured['machine']}; {measured['date']}, commit {measured['commit']}."
+    return [
+        "",
+        TITLES[part],
+        where,
+        "",
+        *{"peers": peers.table, "growth": growth.table}[part](measured["rows"]),
+    ]
+
+
+def stamp() -> dict[str, str]:
+    """Where and when."""
+    return {"machine": machine(), "commit": commit(), "date": time.strftime("%Y-%m-%d")}
+
+
+def store(measured: dict[str, Any]) -> None:
+    """Into speed.json, which keeps what was not measured this time."""
+    SPEED.write_text(json.dumps({**json.loads(SPEED.read_text()), **measured}, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3, help="seeds of each measurement")
     parser.add_argument("--quick", action="store_true", help="four rollouts each and nothing stored: a trial")
+    parser.add_argument("--peers", action="store_true", help="instead: beside the checkouts given")
+    parser.add_argument("--cleanrl", type=Path, metavar="DIR", help="a checkout of CleanRL, for --peers")
+    parser.add_argument("--purejaxrl", type=Path, metavar="DIR", help="a checkout of PureJaxRL, for --peers")
+    parser.add_argument("--growth", action="store_true", help="instead: steps/s against the sizes")
     options = parser.parse_args()
-    if importlib.util.find_spec("stable_baselines3") is None:
-        sys.exit('Stable-Baselines3 is not installed: pip install -e ".[bench]"')
     repeats, quick = options.repeats, options.quick
+    folders = {"cleanrl": options.cleanrl, "purejaxrl": options.purejaxrl}
+    if not options.peers and any(folders.values()):
+        sys.exit("--cleanrl and --purejaxrl go with --peers: add it")
+    if options.peers:
+        peers.refuse_what_is_missing(folders)
+    if importlib.util.find_spec("stable_baselines3") is None and (options.peers or not options.growth):
+        sys.exit('Stable-Baselines3 is not installed: pip install -e ".[bench]"')
+    if not (options.peers or options.growth):
+        measured = compare(repeats, quick)
+        shown = speed_section(measured)
+    else:
+        measured, shown = {}, []
+        if options.peers:
+            measured["peers"] = stamp() | {"rows": peers.measure(folders, repeats, quick)}
+            if options.purejaxrl:
+                measured["peers"]["machine"] += f", jax {importlib.metadata.version('jax')}"
+            shown += part_section(measured, "peers")
+        if options.growth:
+            measured["growth"] = stamp() | {"rows": growth.measure(quick)}
+            shown += part_section(measured, "growth")
+    if not quick:
+        store(measured)
+    print("", *shown, sep="\n")
+
+
+def compare(repeats: int, quick: bool) -> dict[str, Any]:
+    """The scripts and Stable-Baselines3 in turn, and the batched script at its best."""
     threads = torch.get_num_threads()
     rows = []
     for setting in map(shortened, SETTINGS) if quick else SETTINGS:
@@ -380,11 +445,8 @@ def main() -> None:
             "limit": limit(setting),
         })  # fmt: skip
     torch.set_num_threads(threads)
-    speed = {"machine": machine(), "commit": commit(), "date": time.strftime("%Y-%m-%d"), "rows": rows}
-    speed |= {"eager": compiled_rate(False), "compiled": compiled_rate(not quick)}
-    if not quick:
-        SPEED.write_text(json.dumps(speed, indent=1) + "\n")
-    print("", *speed_section(speed), sep="\n")
+    speed = stamp() | {"rows": rows}
+    return speed | {"eager": compiled_rate(False), "compiled": compiled_rate(not quick)}
 
 
 if __name__ == "__main__":
