@@ -63,17 +63,18 @@ SETTINGS = (
     Setting(
         "ppo_continuous",
         "Pendulum-v1, 1 env x 2,048 steps, 10 epochs x 32 minibatches",
-        {"env_id": "Pendulum-v1", "num_envs": 1, "num_steps": 2048, "update_epochs": 10}
-        | {"num_minibatches": 32, "total_timesteps": 20_480},
+        peers.PENDULUM,
         False,
     ),
+    Setting("ppo_continuous", "the same, `--compile`", peers.PENDULUM | {"compile": True}, False),
     Setting("ppo_discrete", "its defaults", {}, True),
     Setting(
         "ppo_discrete",
         "CartPole-v1, 4 envs x 128 steps, 4 epochs x 4 minibatches",
-        {"num_envs": 4, "total_timesteps": 20_480},
+        peers.CARTPOLE,
         False,
     ),
+    Setting("ppo_discrete", "the same, `--compile`", peers.CARTPOLE | {"compile": True}, False),
     Setting("a2c", "its defaults", {}, True),
     Setting("variants.ppo_pixels", "its defaults", {"total_timesteps": 20_480}, False),
     Setting(
