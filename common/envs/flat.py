@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple, flatdim, flatten
 
-from common.cli import EnvironmentFailed, check, one_line
+from common.cli import EnvironmentFailed, Refusal, check, one_line
 from common.process import close_all
 from common.seeding import episode_seed
 
 
 def native(value: Any) -> np.ndarray:
     """A copy of an array or a number in the machine's own byte order and in C order."""
-    array = np.asarray(value)
-    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+    array = np.array(value, order="C")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 class FlatEnv(gym.Wrapper):
@@ -49,6 +49,8 @@ class FlatEnv(gym.Wrapper):
         self.next_seed: Callable[[int], int] = lambda episode: episode_seed(seed, stream, index, episode)
         self._check_observation(env.observation_space, "")
         self.obs_dim = flatdim(env.observation_space)
+        self.boxed = isinstance(env.observation_space, Box)
+        self.composed = isinstance(env.observation_space, (Dict, Tuple))
         self.choices, self.action_shape, self.action_dtype = [], (), torch.int64
         self.convert = self._converter(env.action_space)
         # How many numbers a policy puts out, and the shape and dtype of one action as a script stores it.
@@ -129,6 +131,8 @@ class FlatEnv(gym.Wrapper):
         """The number that `value` is or, as an array of one element, holds."""
         if isinstance(value, (float, bool, int)):
             return value
+        if isinstance(value, np.generic):
+            return value.item()
         array = np.asarray(value)
         check(
             array.size == 1,
@@ -138,9 +142,8 @@ class FlatEnv(gym.Wrapper):
         return array.item()
 
     def _observe(self, obs: Any) -> None:
-        space = self.observation_space
-        flat = obs if isinstance(space, Box) else flatten(space, obs)
-        self.raw_obs = native(flat if isinstance(space, (Dict, Tuple)) else obs)
+        flat = obs if self.boxed else flatten(self.observation_space, obs)
+        self.raw_obs = native(flat if self.composed else obs)
         self.obs = np.array(flat, dtype=np.float32).reshape(-1)
 
     def _check_return(self, info: dict) -> None:
@@ -154,11 +157,11 @@ class FlatEnv(gym.Wrapper):
             self.obs = np.concatenate([self.obs, mask])
             parts = np.split(mask, np.cumsum(self.choices)[:-1])
             check(all(part.any() for part in parts), f"--mask-actions: {self.name} forbids every action")
-        check(
-            self.obs.size == self.obs_dim,
-            f"--env-id {self.name} returned {self.obs.size} numbers as an observation, where its spaces make "
-            f"{self.obs_dim}: they must agree",
-        )
+        if self.obs.size != self.obs_dim:  # not `check`, which would have the sentence made in every step
+            raise Refusal(
+                f"--env-id {self.name} returned {self.obs.size} numbers as an observation, where its spaces "
+                f"make {self.obs_dim}: they must agree"
+            )
 
     def close(self) -> None:
         """Close the environment, once: some raise the second time. What it raises is told in a line."""
