@@ -141,6 +141,8 @@ class Agent(nn.Module):
 
     def largest(self, scores: Tensor) -> Tensor:
         """The index of the largest score in each choice: (..., all options) -> (..., *action_shape)."""
+        if self.action_shape == ():  # a single choice, which most environments have: three calls fewer
+            return scores.argmax(-1)
         indices = [choice.argmax(-1) for choice in scores.split(self.choices, -1)]
         return torch.stack(indices, -1).view(*scores.shape[:-1], *self.action_shape)
 
