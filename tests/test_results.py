@@ -235,10 +235,15 @@ def test_what_the_pages_say_in_words_was_measured():
     }
     assert [round(float(value)) for value in limit.values()] == [100, 81, 84]
     assert "V@limit 81 for 100" in words and "with `--break` it stays at 84" in words
-    rows = [row for row in json.loads(R.SPEED.read_text())["rows"] if row["script"] != "ppo_gpu_batched"]
-    faster = sorted(row["rate"] / row["sb3_rate"] for row in rows)
-    said = f"take {faster[0]:.1f} to {faster[-1]:.1f} times as many steps a second as Stable-Baselines3"
-    assert f"The single-machine scripts {said}" in words
+    rows = json.loads(R.SPEED.read_text())["rows"]
+    rows = [row for row in rows if row["script"] in ("ppo_continuous", "ppo_discrete", "a2c")]
+    eager, compiled = (
+        sorted(row["rate"] / row["sb3_rate"] for row in rows if ("--compile" in row["what"]) == compile)
+        for compile in (False, True)
+    )
+    said = f"take {eager[0]:.1f} to {eager[-1]:.1f} times as many steps a second as Stable-Baselines3"
+    assert f"The single-machine scripts {said} with the same settings" in words
+    assert f"{compiled[0]:.1f} to {compiled[-1]:.1f} times with `--compile`" in words
 
 
 def test_what_the_pages_say_of_the_variants_was_measured():
