@@ -42,7 +42,7 @@ def commands(text):
 
 
 def marked(command):
-    extras = any(env in command for env in NEEDS_EXTRAS)
+    extras = any(env in command for env in NEEDS_EXTRAS) or kind_of(command) == "speed"
     # Rows of one table, with one flag changed, and what takes long even cut short.
     rows = ("--memory ", "CartPolePixels", "--pretrain-epochs", "--discriminator-updates",
             "--action-rate-cost", "--actor ", "--no-privileged-critic")  # fmt: skip
@@ -232,7 +232,6 @@ def test_the_benchmarks_take_their_arguments(monkeypatch, command):
 def test_the_speed_benchmark_takes_its_arguments(monkeypatch, capsys, command):
     """Nothing is measured. Fails with a flag on a page that it does not have, and with a part that is not
     measured when it is asked for."""
-    pytest.importorskip("stable_baselines3")
     from tests.benchmarks import growth, peers, speed
 
     asked, stored = [], json.loads(speed.SPEED.read_text())
@@ -324,7 +323,6 @@ def test_pytest_finds_tests(command):
 @pytest.mark.slow
 def test_the_speed_comparison_runs(monkeypatch, capsys):
     """Four rollouts each. Fails with a setting that Stable-Baselines3 or a script does not take."""
-    pytest.importorskip("stable_baselines3")
     from tests.benchmarks import speed
 
     before = speed.SPEED.read_bytes()
