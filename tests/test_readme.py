@@ -323,6 +323,7 @@ def test_pytest_finds_tests(command):
 @pytest.mark.slow
 def test_the_speed_comparison_runs(monkeypatch, capsys):
     """Four rollouts each. Fails with a setting that Stable-Baselines3 or a script does not take."""
+    pytest.importorskip("stable_baselines3")
     from tests.benchmarks import speed
 
     before = speed.SPEED.read_bytes()
