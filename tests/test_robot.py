@@ -535,8 +535,8 @@ def test_mujocos_episodes_begin_as_gymnasiums(env_id):
 
 @pytest.mark.extras
 @pytest.mark.parametrize("env_id", MUJOCO)
-def test_mujoco_trains_and_resumes_to_the_same_bytes(tmp_path, env_id):
+def test_mujoco_trains_and_resumes_to_the_same_bytes(monkeypatch, tmp_path, env_id):
     """Fails with a state kept outside of the environment's, and with lanes that depend on the threads."""
-    test_a_cut_run_ends_in_the_same_bytes(tmp_path, {"env_id": env_id, "norm_obs": True})
+    test_a_cut_run_ends_in_the_same_bytes(monkeypatch, tmp_path, {"env_id": env_id, "norm_obs": True})
     state = load(tmp_path / "cut")["state"]["env"]["state"]
     assert state.dtype == torch.float64 and torch.isfinite(state).all()
